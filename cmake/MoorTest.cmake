@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+# moor_unit_test(NAME files… [LABELS …] [LIBS …] [TIMEOUT s])   a cmocka program linked with moor_core
+# moor_test(NAME COMMAND … [LABELS …] [TIMEOUT s] [ENV …] [SERIAL])    any other test (default label: integration)
+# Exit code 77 = skipped, with the reason as the last line that the test prints.
+
+find_library(MOOR_CMOCKA_LIBRARY cmocka REQUIRED)
+find_path(MOOR_CMOCKA_INCLUDE cmocka.h REQUIRED)
+
+# What a Python (or any foreign program) must preload before it can load our sanitized libraries.
+set(MOOR_SAN_PRELOAD "")
+if(MOOR_SANITIZE)
+  set(_lib libasan.so)
+  if(MOOR_SANITIZE STREQUAL "thread")
+    set(_lib libtsan.so)
+  endif()
+  execute_process(COMMAND ${CMAKE_C_COMPILER} -print-file-name=${_lib}
+    OUTPUT_VARIABLE _path OUTPUT_STRIP_TRAILING_WHITESPACE)
+  if(IS_ABSOLUTE "${_path}")
+    file(REAL_PATH "${_path}" MOOR_SAN_PRELOAD)
+  endif()
+endif()
+
+set(moor_test_env
+  MOOR_SOURCE_DIR=${PROJECT_SOURCE_DIR}
+  MOOR_BUILD_DIR=${PROJECT_BINARY_DIR}
+  MOOR_SANITIZE=${MOOR_SANITIZE}
+  MOOR_SAN_PRELOAD=${MOOR_SAN_PRELOAD}
+  MOOR_CC=${CMAKE_C_COMPILER}
+  PYTHONPATH=${PROJECT_BINARY_DIR}/python
+  ASAN_OPTIONS=detect_leaks=1:abort_on_error=0:strict_string_checks=1
+  UBSAN_OPTIONS=print_stacktrace=1
+  TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1)
+
+function(_moor_test_properties name default_label)
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS ${default_label})
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  set_tests_properties(${name} PROPERTIES
+    LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77
+    ENVIRONMENT "${moor_test_env};${ARG_ENV}")
+  if(ARG_SERIAL)
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
+  endif()
+endfunction()
+
+function(moor_unit_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "SERIAL" "TIMEOUT" "LABELS;LIBS;ENV")
+  add_executable(${name} ${ARG_UNPARSED_ARGUMENTS})
+  moor_own_code(${name})
+  target_compile_options(${name} PRIVATE -UNDEBUG)
+  target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+  target_include_directories(${name} SYSTEM PRIVATE ${MOOR_CMOCKA_INCLUDE})
+  target_link_libraries(${name} PRIVATE ${ARG_LIBS} moor_core ${MOOR_CMOCKA_LIBRARY})
+  add_test(NAME ${name} COMMAND ${name})
+  _moor_test_properties(${name} unit)
+endfunction()
+
+function(moor_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "SERIAL" "TIMEOUT" "LABELS;COMMAND;ENV")
+  add_test(NAME ${name} COMMAND ${ARG_COMMAND})
+  _moor_test_properties(${name} integration)
+endfunction()
