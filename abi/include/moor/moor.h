@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * moor.h — the public C ABI of libmoor, version 1. The only installed header.
+ *
+ * A host obtains one table, `moor_get_api(MOOR_API_VERSION, &have)`, the only function that libmoor exports.
+ *
+ * Rules that hold for every function of the table:
+ *  - It returns MOOR_OK (0) or an error; `api->last_error()` then holds a sentence of the calling thread that names the
+ *    thing and the values. Outputs go through the last pointer arguments and are written only on MOOR_OK (exceptions say so).
+ *  - Every public struct begins with `uint32_t size, version`; the caller fills them through the struct's _INIT macro, the
+ *    callee reads no member beyond `size` (members beyond it have their zero default). Append only.
+ *  - Strings going in are (pointer, length) or NUL terminated where the type is `const char *` alone; the callee copies
+ *    what it keeps. Pointers coming out belong to the callee and live as long as the object they came from.
+ *  - "Thread-safe" means any thread at any time until the object is closed. "Recorder thread" means: one thread at a time
+ *    (the engine's step thread); other functions may run beside it.
+ *  - Timeouts are seconds; 0 = do not wait; every wait ends by its deadline. Times in structs are nanoseconds.
+ *  - No function exits, aborts, raises a signal, writes to stdout or calls back into the host except through moor_host.
+ *  - After fork() the child owns nothing: handles of the parent return MOOR_E_FORKED there, and it opens its own.
+ */
+#ifndef MOOR_MOOR_H
+#define MOOR_MOOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MOOR_API_VERSION 1u
+#define MOOR_VERSION_STRING "0.1.0"
+
+typedef int32_t moor_status;
+enum {
+    MOOR_OK = 0,
+    MOOR_E_INVALID = -1,    /* an argument is wrong: the text names it and the values */
+    MOOR_E_NOMEM = -2,      /* ordinary memory ran out */
+    MOOR_E_FULL = -3,       /* the arena or a fixed table is full */
+    MOOR_E_NOT_FOUND = -4,  /* no such request, record, instance, session */
+    MOOR_E_AMBIGUOUS = -5,  /* the id means several records; the text lists the full ids */
+    MOOR_E_TIMEOUT = -6,    /* the deadline passed; the text says what was still missing */
+    MOOR_E_STALE = -7,      /* the handle's record was freed */
+    MOOR_E_INCOMPLETE = -8, /* rows are missing and the caller did not ask for missing rows */
+    MOOR_E_GONE = -9,       /* a released session, a retired store */
+    MOOR_E_STATE = -10,     /* not allowed in this state (install while not drained, commit without a step, …) */
+    MOOR_E_POISONED = -11,  /* the gate is poisoned; the text names the request and why */
+    MOOR_E_BROKEN = -12,    /* the barrier's round was broken */
+    MOOR_E_CONFIG = -13,    /* configuration error; the text names the key, and the nearest known one */
+    MOOR_E_EXISTS = -14,    /* a live server has this instance name */
+    MOOR_E_ACCESS = -15,    /* owner, mode or peer credentials are not ours */
+    MOOR_E_VERSION = -16,   /* other version of a file, wire format or table */
+    MOOR_E_IO = -17,        /* a system call failed; the text has errno's name */
+    MOOR_E_CLOSED = -18,    /* the connection or object is closed */
+    MOOR_E_FORKED = -19,    /* the object belongs to the parent process */
+    MOOR_E_UNSUPPORTED = -20,
+    MOOR_E_RANGE = -21,     /* an expert id ≥ num_experts, a row or layer out of range */
+    MOOR_E_CORRUPT = -22    /* a file or message fails its checks */
+};
+
+/* Services of the host. All members may be NULL. Called from any thread, never with a Moor lock held. */
+typedef struct moor_host {
+    uint32_t size, version;
+    void *user;
+    /* level: 0 error, 1 warn, 2 info, 3 debug. text is one line without newline. NULL → stderr. */
+    void (*log)(void *user, int level, const char *text);
+    uint64_t (*now_ns)(void *user); /* monotonic; NULL → CLOCK_MONOTONIC */
+    uint64_t reserved[4];
+} moor_host;
+#define MOOR_HOST_INIT {sizeof(moor_host), 1, NULL, NULL, NULL, {0}}
+
+/* ---- configuration -------------------------------------------------------------------------------------------- */
+
+enum { MOOR_ON_ERROR_OPEN = 0, MOOR_ON_ERROR_STRICT = 1 };
+enum { MOOR_DELIVER_NATIVE = 0, MOOR_DELIVER_REF = 1, MOOR_DELIVER_NONE = 2 };
+enum { MOOR_MODE_OFF = 0, MOOR_MODE_OBSERVE = 1, MOOR_MODE_ENFORCE = 2 };
+enum { MOOR_CLEANUP_ENGINE = 0, MOOR_CLEANUP_LIGHT = 1 };
+
+typedef struct moor_config moor_config; /* parsed, checked, expanded; immutable; thread-safe */
+
+/* Flat view of a configuration. Strings live as long as the moor_config. */
+typedef struct moor_config_values {
+    uint32_t size, version;
+    const char *instance; /* NULL when not given */
+    const char *dir;      /* NULL when not given */
+    int32_t on_error, log_level;
+    int32_t record_enabled, deliver, validate_at_seal, kv_index;
+    uint64_t arena_bytes; /* resolved: configured or the default share of the cgroup's or host's memory */
+    double keep_s;
+    uint64_t keep_bytes;
+    int32_t gate_mode, barrier_mode, cleanup_mode, reserved0;
+    double drain_timeout_s, barrier_timeout_s, weights_timeout_s;
+    uint32_t barrier_external, barrier_spin_us;
+    uint64_t escalate_free_bytes, bucket_bytes;
+    uint64_t reserved[8];
+} moor_config_values;
+#define MOOR_CONFIG_VALUES_INIT {.size = sizeof(moor_config_values), .version = 1}
+
+/* ---- process and instance ------------------------------------------------------------------------------------- */
+
+typedef struct moor_process moor_process; /* this process' membership in an instance */
+
+enum { /* roles, a bit set: a single-process engine has several */
+    MOOR_ROLE_FRONTEND = 1,
+    MOOR_ROLE_CORE = 2,
+    MOOR_ROLE_WORKER = 4,
+    MOOR_ROLE_CONSUMER = 8
+};
+
+typedef struct moor_process_args {
+    uint32_t size, version;
+    const moor_host *host; /* copied */
+    const char *engine;    /* "vllm", "mock", … for status */
+    uint32_t roles, rank, world_size, dp_rank;
+    uint64_t reserved[6];
+} moor_process_args;
+#define MOOR_PROCESS_ARGS_INIT {.size = sizeof(moor_process_args), .version = 1, .world_size = 1}
+
+/* ---- recording ------------------------------------------------------------------------------------------------ */
+
+typedef struct moor_store moor_store; /* the record store of the process that owns an arena */
+
+enum { MOOR_DTYPE_U8 = 1, MOOR_DTYPE_U16 = 2, MOOR_DTYPE_I16 = 3, MOOR_DTYPE_I32 = 4, MOOR_DTYPE_I64 = 5 };
+
+typedef struct moor_store_args {
+    uint32_t size, version;
+    uint32_t store_index;     /* names store-<n>.sock; the data-parallel rank, or the pipeline stage's number */
+    uint32_t layers, top_k;   /* MoE layers (columns of a row), experts per token */
+    uint32_t num_experts;     /* ≤ 256 → u8 rows, ≤ 65,536 → u16, more → MOOR_E_INVALID */
+    const int32_t *layer_ids; /* [layers] the model's layer number of each column, ascending */
+    uint32_t model_layers;    /* all hidden layers, for the engine's own layout */
+    uint32_t max_step_tokens; /* a capture larger than this is refused before a byte is written */
+    uint32_t kv_blocks, kv_block_size; /* 0,0 → no KV-slot index (prefix hits are then missing rows) */
+    uint32_t max_requests;             /* hint */
+    uint32_t dp_size, dp_rank, tp_size, tp_rank;
+    uint64_t arena_bytes; /* 0 → configuration */
+    uint64_t reserved[8];
+} moor_store_args;
+#define MOOR_STORE_ARGS_INIT {.size = sizeof(moor_store_args), .version = 1, .dp_size = 1, .tp_size = 1}
+
+/* One request of a step, in batch order: `count` tokens from position `start`. */
+typedef struct moor_step_request {
+    const char *id; /* the engine core's id; copied when the record is created */
+    uint32_t id_len;
+    uint32_t count; /* tokens of this request in the step */
+    uint64_t start; /* position of the first one; > rows known → rows between come from the KV-slot index or are missing */
+    uint32_t spec;  /* how many of the last `count` tokens are speculative (acceptance unknown until commit) */
+    uint32_t n_kv_blocks;
+    const int32_t *kv_blocks; /* [n_kv_blocks] the request's KV blocks from position 0; read during step_begin only; may be NULL */
+    uint32_t rows_hint;       /* rows the request may reach (prompt + max new tokens), 0 = unknown */
+    uint32_t flags;           /* MOOR_STEP_* */
+} moor_step_request;
+enum { MOOR_STEP_PREFIX_UNPROVEN = 1 }; /* the cached prefix may come from outside this worker: rows are missing unless proven */
+
+/* The ids that one MoE layer chose. Read during the call only; may be reused when it returns. */
+typedef struct moor_ids {
+    const void *data; /* host memory, [tokens][top_k] */
+    uint32_t dtype;   /* MOOR_DTYPE_* */
+    uint32_t tokens, top_k;
+    int64_t stride_token, stride_k; /* in elements; 0,0 → contiguous */
+} moor_ids;
+
+/* How a capture's tokens map to this rank's, for data parallel layouts (SEMANTICS 1.12). */
+typedef struct moor_dp_layout {
+    const uint32_t *tokens_per_dp; /* [dp_size] local token counts of all ranks */
+    const uint32_t *shard_sizes;   /* [n_shards] sequence-parallel shard sizes, padded, DP-major; NULL when not sharded */
+    uint32_t n_shards;
+    uint32_t reserved;
+} moor_dp_layout;
+
+enum {                       /* seal flags */
+    MOOR_SEAL_ABORTED = 1,   /* status only */
+    MOOR_SEAL_COMMITTED = 2, /* rows_expected unknown: what the last step in flight committed */
+    MOOR_SEAL_ERROR = 4
+};
+
+/* ---- ownership ------------------------------------------------------------------------------------------------ */
+
+typedef uint64_t moor_handle; /* generation:32 | index:32; 0 is never a handle */
+
+enum { MOOR_OWNER_NONE = 0, MOOR_OWNER_ROLLOUT = 1, MOOR_OWNER_TRACE_STORE = 2 };
+enum { MOOR_EVENT_RESET = 1, MOOR_EVENT_DISCARD = 2, MOOR_EVENT_REPLACED = 3, MOOR_EVENT_SESSION_RELEASED = 4 };
+
+/* ---- consumer ------------------------------------------------------------------------------------------------- */
+
+typedef struct moor_client moor_client; /* attached to an instance; thread-safe */
+typedef struct moor_record moor_record; /* an opened record = one lease; immutable; thread-safe */
+typedef struct moor_hold moor_hold;
+
+typedef struct moor_segment {
+    const void *data; /* read-only mapping of the arena, [rows][layers][top_k] */
+    uint64_t start, rows;
+    uint32_t present; /* 0: this range is missing and data is NULL */
+    uint32_t reserved;
+} moor_segment;
+
+typedef struct moor_version_run {
+    uint64_t start, epoch; /* rows from `start` on were produced by weight epoch `epoch` */
+    const char *label;     /* the caller's label of that epoch, "" when none */
+} moor_version_run;
+
+enum { MOOR_REASON_NONE = 0, MOOR_REASON_ARENA_FULL = 1, MOOR_REASON_LAYER_MISSING = 2, MOOR_REASON_PREFIX_UNKNOWN = 4,
+       MOOR_REASON_SHORT = 8, MOOR_REASON_STEP_FAILED = 16, MOOR_REASON_VALIDATION = 32 }; /* why rows are missing, a bit set */
+
+typedef struct moor_record_info {
+    uint32_t size, version;
+    const char *request_id; /* the engine core's id */
+    const char *session_id; /* "" when none */
+    moor_handle handle;
+    uint64_t rows, missing_rows;
+    uint32_t owner, layers, model_layers, top_k, num_experts, dtype; /* dtype: MOOR_DTYPE_U8 or _U16 */
+    const int32_t *layer_ids; /* [layers] */
+    uint32_t n_segments, n_versions, reasons, store_index;
+    const moor_segment *segments; /* [n_segments] in row order, together exactly rows 0…rows-1, missing ranges included */
+    const moor_version_run *versions;
+    uint64_t dropped_rows; /* recomputed rows that lost against the first accepted ones */
+    uint64_t reserved[4];
+} moor_record_info;
+#define MOOR_RECORD_INFO_INIT {.size = sizeof(moor_record_info), .version = 1}
+
+enum { MOOR_OPEN_PREFIX = 1 }; /* rows 0…rows-1 of a request that is perhaps not sealed; for delivery by the engine itself */
+
+/* ---- gate ----------------------------------------------------------------------------------------------------- */
+
+enum { MOOR_GATE_OPEN = 0, MOOR_GATE_SEALED = 1, MOOR_GATE_DRAINED = 2 };
+
+typedef struct moor_ticket { /* a request's admission; owned by the caller, filled by gate_enter */
+    uint64_t id;             /* 0: not admitted */
+    uint64_t epoch;          /* weight epoch at admission */
+    uint64_t t_enter_ns;
+} moor_ticket;
+
+enum { MOOR_OUTCOME_FINISHED = 0, MOOR_OUTCOME_ABORTED = 1, MOOR_OUTCOME_FAILED = 2, MOOR_OUTCOME_UNKNOWN = 3 };
+
+typedef struct moor_receipt {
+    uint32_t size, version;
+    uint64_t epoch_start, epoch_end, rows, wall_ns;
+    uint32_t outcome, reserved0;
+    char request_id[96]; /* cut to 95 bytes */
+    uint64_t reserved[2];
+} moor_receipt;
+#define MOOR_RECEIPT_INIT {.size = sizeof(moor_receipt), .version = 1}
+
+typedef struct moor_gate_status {
+    uint32_t size, version;
+    uint32_t state, poisoned;
+    uint64_t epoch, in_flight, waiting, sealed_for_ns;
+    uint64_t seals, installs, reopens, would_wait; /* would_wait: what enforce would have delayed (observe mode) */
+    char label[64], poison_reason[192];
+    uint64_t reserved[4];
+} moor_gate_status;
+#define MOOR_GATE_STATUS_INIT {.size = sizeof(moor_gate_status), .version = 1}
+
+/* ---- weights and cleanup -------------------------------------------------------------------------------------- */
+
+enum { /* how a weight change was seen, counted per kind */
+    MOOR_WEIGHTS_UPDATE = 0,  /* the engine's own update call */
+    MOOR_WEIGHTS_RPC = 1,     /* collective_rpc of a method Moor does not know to be harmless */
+    MOOR_WEIGHTS_LOAD = 2,    /* load_weights of the loaded model */
+    MOOR_WEIGHTS_RELOAD = 3,
+    MOOR_WEIGHTS_LORA = 4,
+    MOOR_WEIGHTS_KINDS = 5
+};
+enum { /* cleanup phases */
+    MOOR_PHASE_BEFORE_WEIGHTS = 0, MOOR_PHASE_TRANSFER = 1, MOOR_PHASE_AFTER_WEIGHTS = 2, MOOR_PHASE_BEFORE_KV = 3, MOOR_PHASES = 4
+};
+enum { /* what happened in a phase */
+    MOOR_CLEAN_GC = 0, MOOR_CLEAN_GC_SUPPRESSED = 1, MOOR_CLEAN_EMPTY_CACHE = 2, MOOR_CLEAN_EMPTY_CACHE_SKIPPED = 3,
+    MOOR_CLEAN_SYNCHRONIZE = 4, MOOR_CLEAN_ESCALATED = 5, MOOR_CLEAN_RETRY = 6, MOOR_CLEAN_KINDS = 7
+};
+
+/* ---- barrier -------------------------------------------------------------------------------------------------- */
+
+typedef struct moor_barrier_result {
+    uint32_t size, version;
+    uint64_t generation, waited_ns;
+    uint32_t outcome; /* MOOR_OK's complement: 0 passed, 1 timed out, 2 broken */
+    uint32_t missing_ranks, holders;
+    char text[512]; /* names of the ranks missing and the holders (label, pid, bytes) */
+    uint64_t reserved[2];
+} moor_barrier_result;
+#define MOOR_BARRIER_RESULT_INIT {.size = sizeof(moor_barrier_result), .version = 1}
+
+/* ---- the table ------------------------------------------------------------------------------------------------ */
+
+typedef struct moor_api {
+    uint32_t size, version;
+
+    /* Library. */
+    const char *(*version_string)(void);
+    const char *(*status_name)(moor_status status); /* "MOOR_E_TIMEOUT" */
+    const char *(*last_error)(void);                /* this thread's; never NULL; until its next failing call */
+    const char *(*library_path)(void);              /* path of libmoor.so.1 as loaded */
+
+    /* Configuration. `json`: text of the "moor" object from the engine's own place, or NULL; $MOOR_CONFIG (inline JSON
+     * or a path) is read below it (json wins per key). MOOR_E_CONFIG names key, value, expected type, nearest key. */
+    moor_status (*config_parse)(const char *json, size_t json_len, moor_config **out);
+    moor_status (*config_values)(const moor_config *config, moor_config_values *out);
+    void (*config_free)(moor_config *config);
+
+    /* Process. process_join creates or joins the instance that the configuration or $MOOR_INSTANCE names, maps its state
+     * and registers this process; exports MOOR_INSTANCE and MOOR_DIR to the environment. A second join in one process
+     * returns the same object with the roles united. process_leave releases everything; the last one removes the files.
+     * MOOR_E_EXISTS, MOOR_E_ACCESS, MOOR_E_IO as above. Thread-safe. */
+    moor_status (*process_join)(const moor_config *config, const moor_process_args *args, moor_process **out);
+    void (*process_leave)(moor_process *process);
+    const moor_config *(*process_config)(const moor_process *process);
+    const char *(*process_instance)(const moor_process *process); /* name */
+    const char *(*process_dir)(const moor_process *process);      /* <dir>/<instance> */
+    void (*log)(moor_process *process, int level, const char *text); /* filtered by the configured level; process may be NULL */
+
+    /* Store (worker that owns an arena). store_open makes region, arena, socket and server thread. */
+    moor_status (*store_open)(moor_process *process, const moor_store_args *args, moor_store **out);
+    void (*store_close)(moor_store *store);
+
+    /* Recording; recorder thread. A step is begin → capture per layer → commit. Begin reads the batch map, creates
+     * records for new ids, supplies cached prefixes and reserves rows; capture narrows ids into the records' blocks;
+     * commit makes the rows accepted (accepted[i] of request i's `count` tokens, NULL: all but unknown speculative ones,
+     * which then wait for the next step's start or the seal). Rows of positions that were already accepted are dropped
+     * and counted (SEMANTICS 1.6). A layer that did not capture makes the step's rows missing (1.4).
+     * step_begin while a step is open abandons the open one (its rows: missing, STEP_FAILED). */
+    moor_status (*step_begin)(moor_store *store, const moor_step_request *requests, uint32_t n);
+    moor_status (*capture)(moor_store *store, uint32_t layer_column, const moor_ids *ids, const moor_dp_layout *dp);
+    moor_status (*step_commit)(moor_store *store, const uint32_t *accepted, uint32_t n);
+    moor_status (*step_abandon)(moor_store *store);
+    /* KV blocks that the core handed out again before the next step_begin: their index entries end. */
+    moor_status (*kv_handed_out)(moor_store *store, const int32_t *blocks, uint32_t n);
+    moor_status (*kv_reset)(moor_store *store);
+    /* The worker's own notice that requests are finished: the fallback seal, rows = what is committed. */
+    moor_status (*request_finished)(moor_store *store, const char *id, uint32_t id_len);
+    /* A further id by which a record is found; index orders open_many. Recorder thread or any. */
+    moor_status (*request_alias)(moor_store *store, const char *id, uint32_t id_len, const char *alias, uint32_t alias_len, uint32_t index);
+    /* Rows delivered from outside (external fill, disaggregation, resumption): positions start…start+rows-1, [rows][layers][top_k].
+     * A resumption may be short of the history by one row; by two is MOOR_E_RANGE with both numbers. Longer wins (1.7, 1.8). */
+    moor_status (*request_fill)(moor_store *store, const char *id, uint32_t id_len, uint64_t start, const moor_ids *rows_as_ids, uint64_t rows);
+    moor_status (*truncate)(moor_store *store, const char *id, uint32_t id_len, uint64_t rows, uint64_t min_rows);
+
+    /* Seal, from the engine core (any process of the instance): lock-free ring in the state, no syscall; a full ring is
+     * counted and the worker's notice takes over. rows_expected = tokens that went through the model (SEMANTICS 1.1). */
+    moor_status (*seal)(moor_process *process, uint32_t store_index, const char *id, uint32_t id_len, uint64_t rows_expected, uint32_t flags);
+
+    /* Ownership inside the owning process. lease/unlease are lock-free. event applies the one policy function.
+     * free of a freed record: MOOR_E_STALE, nothing done. */
+    moor_status (*lease)(moor_store *store, moor_handle handle);
+    moor_status (*unlease)(moor_store *store, moor_handle handle);
+    moor_status (*claim)(moor_store *store, moor_handle handle, uint32_t owner);
+    moor_status (*event)(moor_store *store, moor_handle handle, uint32_t event);
+    moor_status (*find)(moor_store *store, const char *id, uint32_t id_len, moor_handle *out);
+
+    /* Consumer. attach looks in every candidate directory; not unique → MOOR_E_AMBIGUOUS listing what was found.
+     * instance NULL → $MOOR_INSTANCE or "default". */
+    moor_status (*attach)(const char *instance, const char *dir, double timeout, moor_client **out);
+    void (*detach)(moor_client *client); /* records opened from it stay readable; their leases end here */
+    const char *(*client_instance)(const moor_client *client);
+    /* Opens the sealed record that `id` means (core id, external id, HTTP id) and leases it. flags/rows: MOOR_OPEN_PREFIX. */
+    moor_status (*open)(moor_client *client, const char *id, uint32_t id_len, double timeout, uint32_t flags, uint64_t rows, moor_record **out);
+    /* All records of an id, in index order. *out is an array of *n records, freed with records_free. */
+    moor_status (*open_all)(moor_client *client, const char *id, uint32_t id_len, double timeout, moor_record ***out, uint32_t *n);
+    void (*records_free)(moor_record **records, uint32_t n); /* the array only */
+    moor_status (*resolve)(const char *ref, size_t ref_len, double timeout, moor_record **out); /* attaches by itself, cached */
+    moor_status (*record_info)(const moor_record *record, moor_record_info *out);
+    /* Copies rows start…stop-1. model_layout: columns are all model_layers, dense ones 0. dst_dtype any of the five.
+     * mask: NULL, or [stop-start] bytes, 1 = present; with mask NULL missing rows → MOOR_E_INCOMPLETE, nothing written. */
+    moor_status (*record_copy)(const moor_record *record, uint64_t start, uint64_t stop, int model_layout, uint32_t dst_dtype, void *dst, size_t dst_bytes, uint8_t *mask);
+    moor_status (*record_ref)(const moor_record *record, char *buf, size_t size); /* moor1:HOST:INSTANCE:STORE:HANDLE:DTYPE:RxLxK */
+    moor_status (*record_event)(moor_record *record, uint32_t event);
+    moor_status (*record_claim)(moor_record *record, uint32_t owner);
+    void (*record_release)(moor_record *record); /* ends the lease and the object */
+    moor_status (*client_truncate)(moor_client *client, const char *id, uint32_t id_len, uint64_t rows);
+
+    /* Gate; shared by all processes of the instance; enter/leave lock-free. gate_enter: open → admitted; sealed → waits until
+     * reopen or timeout (MOOR_E_TIMEOUT; timeout 0 → at once). records: how many records must be stored before the
+     * request is settled (n of the request; 0 = none expected). gate_leave: the backend ended. */
+    moor_status (*gate_enter)(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout, moor_ticket *out);
+    moor_status (*gate_leave)(moor_process *process, moor_ticket *ticket, uint32_t outcome, moor_receipt *receipt /* may be NULL */);
+    moor_status (*gate_seal)(moor_process *process);
+    moor_status (*gate_drain)(moor_process *process, double timeout);
+    moor_status (*gate_install)(moor_process *process, const char *label, int keep_in_flight, uint64_t *epoch);
+    moor_status (*gate_reopen)(moor_process *process, double timeout);
+    moor_status (*gate_poison)(moor_process *process, const char *reason);
+    moor_status (*gate_acknowledge)(moor_process *process);
+    moor_status (*gate_status)(moor_process *process, moor_gate_status *out);
+    /* The same from outside, for a trainer: verb is "seal", "drain", "install", "reopen", "acknowledge", "status". */
+    moor_status (*client_gate)(moor_client *client, const char *verb, const char *label, double timeout, moor_gate_status *out);
+
+    /* Weights: a change was seen. update_begin/end bracket the engine's own update session (any process, nestable);
+     * touched: weights of this process changed now. The epoch moves when rows were recorded since it last moved, or once per
+     * session. label may be NULL. In observe mode nothing waits. */
+    moor_status (*weights_begin)(moor_process *process, uint32_t kind);
+    moor_status (*weights_touched)(moor_process *process, uint32_t kind, const char *what);
+    moor_status (*weights_end)(moor_process *process, int ok, const char *why);
+    moor_status (*weights_label)(moor_process *process, const char *label); /* labels the current epoch */
+    uint64_t (*weights_epoch)(moor_process *process);
+
+    /* Barrier before the KV cache resumes. resume_arrive: rank of world arrives; waits for the others and for every hold on
+     * device (UUID or "cpu:0") of other processes. TIMEOUT/BROKEN also fill *result. Decided once per generation. */
+    moor_status (*resume_arrive)(moor_process *process, uint32_t rank, uint32_t world, uint32_t replica, const char *device, double timeout, moor_barrier_result *result);
+    moor_status (*barrier_arrive)(moor_client *client, const char *name, uint32_t size, uint32_t rank, double timeout, moor_barrier_result *result);
+    moor_status (*hold_take)(const char *dir, const char *device, const char *label, uint64_t bytes, moor_hold **out);
+    void (*hold_release)(moor_hold *hold);
+
+    /* Cleanup counters; the adapter decides with window_* and reports what happened. */
+    int (*cleanup_window)(moor_process *process, int delta); /* +1 enter, -1 leave, 0 ask; returns the depth in this process */
+    moor_status (*cleanup_count)(moor_process *process, uint32_t phase, uint32_t kind, uint64_t ns);
+
+    /* Counters by name ("moor_capture_errors_total" style, registered names only) and status text. *out is malloc'ed by
+     * Moor and freed with text_free. format: "json", "prometheus", "human". */
+    moor_status (*count)(moor_process *process, const char *name, uint64_t delta);
+    moor_status (*status_text)(const char *instance, const char *dir, const char *format, char **out, size_t *len);
+    moor_status (*client_stats)(moor_client *client, char **json, size_t *len);
+    void (*text_free)(char *text);
+} moor_api;
+
+/* Returns the table of version `want`, or NULL when this library does not have it. *have (may be NULL): the newest it has.
+ * Thread-safe; no side effect. */
+const moor_api *moor_get_api(uint32_t want, uint32_t *have);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
