@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * engines.h: the engines that _moor knows.  Each adapter defines one table; plugin/python/module.c registers it when the
+ * engine's package is imported (or was imported already).  Owns nothing; const data.
+ */
+#ifndef MOOR_HOOKS_ENGINE_ENGINES_H
+#define MOOR_HOOKS_ENGINE_ENGINES_H
+
+#include "joinpoint.h"
+
+extern const moor_engine moor_engine_vllm;
+
+#endif
