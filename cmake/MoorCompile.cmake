@@ -23,7 +23,7 @@ function(moor_own_code target)
     C_VISIBILITY_PRESET hidden POSITION_INDEPENDENT_CODE ON)
   target_compile_definitions(${target} PRIVATE _GNU_SOURCE XXH_INLINE_ALL)
   target_compile_options(${target} PRIVATE
-    -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
+    -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla $<$<BOOL:${MOOR_WERROR}>:-Werror>
     ${moor_sanitize_flags})
   target_link_options(${target} PRIVATE ${moor_sanitize_flags} -Wl,-z,relro,-z,now)
 endfunction()
