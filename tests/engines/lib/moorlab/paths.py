@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where things are.  Every path can be overridden by an environment variable,
+and everything that is written lies below the checkout (git-ignored) or in a
+temporary directory."""
+import os
+import sys
+
+LIB = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(LIB)))
+PLUGIN = os.path.join(LIB, "vllm_plugin")
+
+
+def cache_dir(*parts):
+    """A directory below results/.cache, made on first use."""
+    base = os.environ.get("MOOR_TEST_CACHE") or os.path.join(ROOT, "results", ".cache")
+    path = os.path.join(base, *parts)
+    os.makedirs(path, exist_ok=True)
+    return path
+
+
+def results_dir(*parts):
+    path = os.path.join(os.environ.get("MOOR_TEST_RESULTS") or os.path.join(ROOT, "results"), *parts)
+    os.makedirs(path, exist_ok=True)
+    return path
+
+
+def engine_python(engine="vllm", version=None):
+    """The interpreter of an engine's environment, or None when it is absent.
+
+    MOOR_PYTHON_VLLM / MOOR_PYTHON_VLLM024 name it; else .venv-<engine> in the checkout.
+    """
+    name = engine + ("024" if version == "0.24" else "")
+    given = os.environ.get("MOOR_PYTHON_" + name.upper())
+    path = given or os.path.join(ROOT, ".venv-" + name, "bin", "python")
+    return path if os.access(path, os.X_OK) else None
+
+
+class MoorBuild:
+    """The two things a process needs: where `moor` is imported from, and what to preload."""
+
+    def __init__(self, pythonpath, preload):
+        self.pythonpath = pythonpath
+        self.preload = preload
+
+
+def find_moor():
+    """The Moor under test, or None.  MOOR_PREFIX names the directory that holds
+    the package `moor`; else the newest build* directory of the checkout that has one."""
+    given = os.environ.get("MOOR_PREFIX")
+    roots = [given] if given else []
+    if not given:
+        builds = [os.path.join(ROOT, d) for d in os.listdir(ROOT) if d.startswith("build")]
+        for build in sorted(builds, key=os.path.getmtime, reverse=True):
+            roots += [build, os.path.join(build, "python"), os.path.join(build, "plugin", "python"),
+                      os.path.join(build, "lib"), os.path.join(build, "lib", "python")]
+    for root in roots:
+        if os.path.isfile(os.path.join(root, "moor", "__init__.py")):
+            for lib in (os.path.join(root, "moor", "libmoor.so.1"), os.path.join(root, "libmoor.so.1")):
+                if os.path.exists(lib):
+                    return MoorBuild(root, lib)
+    if given:
+        raise FileNotFoundError(f"MOOR_PREFIX={given}: no package moor with libmoor.so.1 there")
+    return None
+
+
+def add_to_pythonpath(env, *dirs):
+    have = [d for d in env.get("PYTHONPATH", "").split(os.pathsep) if d]
+    env["PYTHONPATH"] = os.pathsep.join([*dirs, *[d for d in have if d not in dirs]])
+    return env
+
+
+def lab_env(extra=None):
+    """An environment in which `python -m moorlab.x` works, offline and quiet."""
+    env = dict(os.environ)
+    env.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+    add_to_pythonpath(env, LIB)
+    env.update(extra or {})
+    return env
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def warn(text):
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real vLLM server as a context manager.
+
+    with Server(model, tp=2, moor={"gate": {"mode": "enforce"}}, build=find_moor()) as server:
+        server.client().complete([5, 6, 7])
+
+The server leads a session of its own, has its own MOOR_DIR and port, and is
+stopped with all its processes; what is left behind is an error.  It dies with
+the end of its log when it does not come up in time.
+"""
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+from . import client, paths, procs
+
+
+class ServerError(RuntimeError):
+    pass
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Server:
+    """vLLM on a CPU.
+
+    model        folder in Hugging Face form
+    python       interpreter of the engine's environment
+    tp           tensor-parallel ranks (1 or 2 on two cores)
+    moor         the "moor" part of --additional-config, None: not given
+    build        paths.MoorBuild to preload and import from, None: without Moor
+    args         further arguments of the server
+    """
+
+    def __init__(self, model, python, *, tp=1, moor=None, build=None, args=(), dtype="float32",
+                 eager=True, max_model_len=512, block_size=None, env=None, name="server",
+                 start_timeout=240.0, log_dir=None, weight_transfer=True, echo=None):
+        self.model, self.python, self.tp, self.moor, self.build = model, python, tp, moor, build
+        self.args, self.dtype, self.eager = list(args), dtype, eager
+        self.max_model_len, self.block_size = max_model_len, block_size
+        self.extra_env, self.name, self.start_timeout = dict(env or {}), name, start_timeout
+        self.weight_transfer = weight_transfer
+        self.log_dir = log_dir or paths.results_dir("engines")
+        self.echo = echo or (lambda text: None)
+        self.proc = self.port = self.dir = self.started_s = None
+        self.left_behind = {}
+
+    # ---- start
+    def _command(self):
+        cmd = [self.python, "-m", "vllm.entrypoints.openai.api_server",
+               "--model", self.model, "--served-model-name", "m", "--host", "127.0.0.1",
+               "--port", str(self.port), "--dtype", self.dtype, "--skip-tokenizer-init",
+               "--max-model-len", str(self.max_model_len), "--tensor-parallel-size", str(self.tp)]
+        if self.eager:
+            cmd.append("--enforce-eager")
+        if self.block_size:
+            cmd += ["--block-size", str(self.block_size)]
+        if self.weight_transfer:
+            cmd += ["--weight-transfer-config", json.dumps({"backend": "moor_test_file"})]
+        if self.moor is not None:
+            cmd += ["--additional-config", json.dumps({"moor": self.moor})]
+        return cmd + self.args
+
+    def _env(self):
+        env = dict(os.environ)
+        # a compiled file that cannot be written slows every start; a preload of ours must be explicit
+        for name in ("PYTHONDONTWRITEBYTECODE", "LD_PRELOAD", "MOOR_INSTANCE", "MOOR_CONFIG"):
+            env.pop(name, None)
+        env.update(HF_HUB_OFFLINE="1", VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_CI_ENV="1",
+                   VLLM_SERVER_DEV_MODE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1",
+                   VLLM_CACHE_ROOT=paths.cache_dir("vllm"), MOOR_DIR=self.dir)
+        if self.tp > 1:
+            env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(c) for c in sorted(os.sched_getaffinity(0))[:self.tp])
+        paths.add_to_pythonpath(env, paths.PLUGIN)
+        if self.build:
+            paths.add_to_pythonpath(env, self.build.pythonpath)
+            env["LD_PRELOAD"] = self.build.preload
+        env.update(self.extra_env)
+        return env
+
+    def start(self):
+        begin = time.monotonic()
+        self.port = free_port()
+        # short on purpose: a unix socket's path has 107 bytes
+        self.dir = tempfile.mkdtemp(prefix="moor-t-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+        self.log = os.path.join(self.log_dir, f"{self.name}.log")
+        with open(self.log, "w") as log:
+            self.proc = subprocess.Popen(self._command(), env=self._env(), stdout=log,
+                                         stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                         start_new_session=True)
+        try:
+            self._wait_healthy(begin + self.start_timeout)
+        except BaseException:
+            self.stop(check=False)
+            raise
+        self.started_s = time.monotonic() - begin
+        self.echo(f"{self.name}: up in {self.started_s:.1f} s, pid {self.proc.pid}, port {self.port}")
+        return self
+
+    def _wait_healthy(self, deadline):
+        probe = client.Client(self.port, timeout=5)
+        while True:
+            if self.proc.poll() is not None:
+                raise ServerError(f"{self.name} ended with {self.proc.returncode} at start\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise ServerError(f"{self.name} not healthy after {self.start_timeout:.0f} s\n{self.log_tail()}")
+            try:
+                if probe.get("/health").status == 200:
+                    return
+            except OSError:
+                pass
+            time.sleep(0.2)
+
+    # ---- use
+    def client(self, timeout=300.0):
+        return client.Client(self.port, timeout=timeout)
+
+    def log_tail(self, n=4000):
+        try:
+            text = self.log_text()
+        except OSError as e:
+            return f"(no log: {e})"
+        # the root cause is rarely near the end: the front end's traceback comes last
+        causes = [line for line in text.splitlines() if re.search(r"\b[A-Z]\w*(Error|Exception): ", line)]
+        return "\n".join([f"--- {self.log}, first errors:", *causes[:5], "--- its end:", text[-n:]])
+
+    def log_text(self):
+        with open(self.log, errors="replace") as f:
+            return f.read()
+
+    def processes(self):
+        return procs.in_session(self.proc.pid)
+
+    def workers(self):
+        """[(pid, title)] of the worker processes, rank order.  With one rank the core is the worker."""
+        found = [(t, p) for p, t in self.processes().items() if "Worker" in t]
+        return [(p, t) for t, p in sorted(found)]
+
+    def core(self):
+        found = [p for p, t in self.processes().items() if "EngineCore" in t]
+        return found[0] if found else None
+
+    def freeze(self):
+        """Stop every process of the server, so that another can be measured on the same cores."""
+        for pid in self.processes():
+            os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self):
+        for pid in self.processes():
+            os.kill(pid, signal.SIGCONT)
+
+    def moor_dir_entries(self):
+        """Everything below the server's MOOR_DIR, relative."""
+        return sorted(os.path.relpath(os.path.join(d, f), self.dir)
+                      for d, _, files in os.walk(self.dir) for f in files)
+
+    # ---- end
+    def stop(self, check=True, grace=30.0):
+        if self.proc is None:
+            return
+        sid = self.proc.pid
+        self.thaw()
+        if self.proc.poll() is None:
+            self.proc.send_signal(signal.SIGINT)
+        left = self._wait_end(sid, grace)
+        self.left_behind = dict(left)
+        for sig, wait in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+            if not left:
+                break
+            for pid in left:
+                try:
+                    os.kill(pid, sig)
+                except ProcessLookupError:
+                    pass
+            left = self._wait_end(sid, wait)
+        self.proc.wait(5)
+        self.proc = None
+        try:
+            if left or (check and self.left_behind):
+                raise ServerError(f"{self.name}: processes left {grace:.0f} s after SIGINT: "
+                                  f"{left or self.left_behind}\n{self.log_tail()}")
+        finally:
+            self.moor_left = self.moor_dir_entries()
+            shutil.rmtree(self.dir, ignore_errors=True)
+
+    def _wait_end(self, sid, timeout):
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            self.proc.poll()  # reap, or the leader stays a zombie
+            if not procs.in_session(sid):
+                return {}
+            time.sleep(0.05)
+        return procs.in_session(sid)
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, kind, value, tb):
+        # an error on the way out must not hide the one that brought us here
+        self.stop(check=kind is None)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A weight transfer engine for tests: "load this safetensors file".
+
+vLLM's built-in engines need CUDA.  This one takes the same road through the
+worker (start_weight_update, update_weights, finish_weight_update with layerwise
+reload and the model's own load_weights), only the transport is a file.
+
+vLLM finds it in every process because this directory is on PYTHONPATH and holds
+a .dist-info with an entry point of group vllm.general_plugins.
+
+update_info keys: path; fail_rank (that tensor-parallel rank raises instead of
+loading); delay_s (sleeps before loading, to make the window wide).
+"""
+from dataclasses import dataclass
+
+NAME = "moor_test_file"
+
+
+def register():
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+
+    if NAME not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(NAME, _make_class())
+
+
+def _forget_moe_kernels(model):
+    """vLLM 0.32 prepacks the experts for the CPU only when it builds their kernel, which it does once:
+    a reload leaves unpacked experts under a kernel that reads packed ones, and the model talks nonsense
+    without a word (first seen here: 4 of 764 greedy tokens were right after an update).  Without a kernel
+    the reload builds and packs anew.  Routers, where routes are captured, are not touched."""
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+
+
+def _make_class():
+    from vllm.distributed.weight_transfer.base import (
+        WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo)
+
+    @dataclass
+    class InitInfo(WeightTransferInitInfo):
+        pass
+
+    @dataclass
+    class UpdateInfo(WeightTransferUpdateInfo):
+        path: str
+        fail_rank: int = -1
+        delay_s: float = 0.0
+
+    class FileWeightTransferEngine(WeightTransferEngine):
+        init_info_cls = InitInfo
+        update_info_cls = UpdateInfo
+
+        def init_transfer_engine(self, init_info):
+            pass
+
+        # vLLM 0.32 leaves the reload to the engine; 0.24 does it in the worker and never calls these two.
+        def start_weight_update(self):
+            from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+            _forget_moe_kernels(self.model)
+            initialize_layerwise_reload(self.model)
+
+        def finish_weight_update(self):
+            from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+            finalize_layerwise_reload(self.model, self.model_config)
+
+        def receive_weights(self, update_info, load_weights=None):
+            import time
+
+            from safetensors.torch import load_file
+            from vllm.distributed import get_tensor_model_parallel_rank
+
+            if update_info.delay_s:
+                time.sleep(update_info.delay_s)
+            if update_info.fail_rank == get_tensor_model_parallel_rank():
+                raise RuntimeError(f"rank {update_info.fail_rank} refuses these weights, as the test asked")
+            (load_weights or self.model.load_weights)(list(load_file(update_info.path).items()))
+
+        def shutdown(self):
+            pass
+
+        @staticmethod
+        def trainer_send_weights(iterator, trainer_args):  # abstract in 0.24
+            raise NotImplementedError("the test's trainer writes a file")
+
+    return FileWeightTransferEngine
