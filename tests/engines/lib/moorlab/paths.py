@@ -44,22 +44,23 @@ class MoorBuild:
 
 
 def find_moor():
-    """The Moor under test, or None.  MOOR_PREFIX names the directory that holds
-    the package `moor`; else the newest build* directory of the checkout that has one."""
+    """The Moor under test, or None.  MOOR_PREFIX names the directory that holds the package `moor`;
+    else the build that CTest is running in (MOOR_BUILD_DIR); else the newest build* of the checkout."""
     given = os.environ.get("MOOR_PREFIX")
-    roots = [given] if given else []
-    if not given:
-        builds = [os.path.join(ROOT, d) for d in os.listdir(ROOT) if d.startswith("build")]
-        for build in sorted(builds, key=os.path.getmtime, reverse=True):
-            roots += [build, os.path.join(build, "python"), os.path.join(build, "plugin", "python"),
-                      os.path.join(build, "lib"), os.path.join(build, "lib", "python")]
-    for root in roots:
-        if os.path.isfile(os.path.join(root, "moor", "__init__.py")):
-            for lib in (os.path.join(root, "moor", "libmoor.so.1"), os.path.join(root, "libmoor.so.1")):
-                if os.path.exists(lib):
-                    return MoorBuild(root, lib)
+    build = os.environ.get("MOOR_BUILD_DIR")
     if given:
-        raise FileNotFoundError(f"MOOR_PREFIX={given}: no package moor with libmoor.so.1 there")
+        roots = [given]
+    elif build:
+        roots = [os.path.join(build, "python")]
+    else:
+        builds = [os.path.join(ROOT, d) for d in os.listdir(ROOT) if d.startswith("build")]
+        roots = [os.path.join(b, "python") for b in sorted(builds, key=os.path.getmtime, reverse=True)]
+    for root in roots:
+        lib = os.path.join(root, "moor", "libmoor.so.1")
+        if os.path.exists(lib) and os.path.exists(os.path.join(root, "moor", "_moor.abi3.so")):
+            return MoorBuild(root, lib)
+    if given or build:
+        raise FileNotFoundError(f"{roots[0]}: no package moor with libmoor.so.1 and _moor.abi3.so there")
     return None
 
 
