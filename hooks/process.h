@@ -15,7 +15,7 @@
 #include <moor/moor.h>
 
 #include "../abi/state.h"
-#include "error.h"
+#include "../allocator/error.h"
 
 struct moor_process {
     moor_state *state;
