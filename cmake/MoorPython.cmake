@@ -5,6 +5,13 @@
 file(GLOB moor_python_sources CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/plugin/python/*.c ${PROJECT_SOURCE_DIR}/hooks/engine/*.c)
 
+# Metadata beside the package, so that PYTHONPATH=<build>/python also brings the entry points of pyproject.toml.
+set(MOOR_DIST_INFO ${PROJECT_BINARY_DIR}/python/libmoor-${PROJECT_VERSION}.dist-info)
+file(CONFIGURE OUTPUT ${MOOR_DIST_INFO}/METADATA CONTENT
+  "Metadata-Version: 2.1\nName: libmoor\nVersion: @PROJECT_VERSION@\n")
+file(CONFIGURE OUTPUT ${MOOR_DIST_INFO}/entry_points.txt CONTENT
+  "[sglang.srt.plugins]\nmoor = moor.plugin:sglang\n\n[vllm.general_plugins]\nmoor = moor.plugin:vllm\n")
+
 # The package's Python files, beside the binaries in the build tree.
 file(GLOB moor_python_files CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/plugin/python
   ${PROJECT_SOURCE_DIR}/plugin/python/moor/*.py)

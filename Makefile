@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# What people type. Each target does the set-up that it needs; CMake does the building.
+#   make           build into build/          make demo     a real vLLM server, Moor, a trainer: the whole cycle
+#   make test      every test, engines too    make bench    the README's figures
+#   make test-asan, make test-tsan            make fuzz     FUZZ_SECONDS each
+#   make format, make lint, make clean        make abi-dump accept the present ABI as the golden one
+
+BUILD ?= build
+JOBS ?= $(shell nproc)
+CTEST = ctest --output-on-failure --no-tests=error -j $(JOBS)
+FUZZ_SECONDS ?= 60
+own = $(shell git ls-files '*.c' '*.h')
+
+.PHONY: all setup setup-test test test-asan test-tsan demo bench fuzz format lint abi-dump clean
+
+all: setup
+	cmake -S . -B $(BUILD) -G Ninja
+	cmake --build $(BUILD) -j $(JOBS)
+
+setup:
+	@scripts/setup build
+
+setup-test:
+	@scripts/setup test
+
+# Engine tests find their environments through $MOOR_VENV_*, and skip (saying so) where one cannot be made.
+test: setup-test all
+	vllm=$$(scripts/engine-env vllm); vllm024=$$(scripts/engine-env vllm024); \
+	cd $(BUILD) && MOOR_VENV_VLLM=$$vllm MOOR_VENV_VLLM024=$$vllm024 $(CTEST) -LE slow
+
+test-asan: setup-test
+	cmake -S . -B $(BUILD)-asan -G Ninja -DMOOR_SANITIZE=address
+	cmake --build $(BUILD)-asan -j $(JOBS)
+	cd $(BUILD)-asan && $(CTEST) -L 'unit|integration' -LE 'engine|slow'
+
+test-tsan: setup-test
+	cmake -S . -B $(BUILD)-tsan -G Ninja -DMOOR_SANITIZE=thread
+	cmake --build $(BUILD)-tsan -j $(JOBS)
+	cd $(BUILD)-tsan && $(CTEST) -L 'unit|integration' -LE 'engine|slow'
+
+demo: setup-test all
+	MOOR_VENV_VLLM=$$(scripts/engine-env vllm) MOOR_BUILD_DIR=$(abspath $(BUILD)) tests/engines/demo/run.sh
+
+bench: setup-test all
+	MOOR_BUILD_DIR=$(abspath $(BUILD)) bench/run.sh
+
+fuzz: setup-test all
+	MOOR_BUILD_DIR=$(abspath $(BUILD)) FUZZ_SECONDS=$(FUZZ_SECONDS) tests/fuzz/run.sh
+
+format:
+	clang-format -i $(own)
+
+lint: all
+	clang-format --dry-run -Werror $(own)
+	clang-tidy --quiet -p $(BUILD) $(filter-out tests/%,$(filter %.c,$(own)))
+
+abi-dump: setup-test all
+	tests/integration/abi_dump.sh $(BUILD)/python/moor/libmoor.so.1 abi/libmoor.abi
+
+clean:
+	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan

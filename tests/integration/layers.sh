@@ -1,0 +1,36 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# The folders are the architecture: plugin → hooks → allocator → abi, client → abi, and the Python side and the tools know
+# the public header only. An include that points back fails here.
+. "$(dirname "$0")/lib.sh"
+cd "$MOOR_SOURCE_DIR"
+
+# The folder of each project header that the C files of $1 include ("abi/include" for the public one).
+folders() {
+	grep -rhoE --include='*.[ch]' '#include ["<](moor/|abi/|allocator/|hooks/engine/|hooks/|plugin/python/|plugin/|client/|tools/)' "$@" |
+		sed -E 's/.*["<]//; s,/$,,' | sort -u
+}
+bad=
+layer() {
+	local what=$1 allowed=$2 used
+	shift 2
+	for used in $(folders "$@"); do
+		[[ " $allowed " == *" $used "* ]] || bad+="$what includes $used/…
+"
+	done
+}
+layer abi/ "moor abi" abi
+layer allocator/ "moor abi allocator" allocator
+layer hooks/ "moor abi allocator hooks" hooks/*.[ch]
+layer plugin/ "moor abi allocator hooks plugin client" plugin/*.[ch]
+layer client/ "moor abi client" client
+layer hooks/engine/ "moor hooks/engine plugin/python" hooks/engine
+layer plugin/python/ "moor hooks/engine plugin/python" plugin/python
+layer tools/ "moor tools" tools
+[ -z "$bad" ] || fail "$bad"
+
+# No Python below the CPython face, no engine's name in the plain hooks.
+grep -nE '\bPy[A-Z_][A-Za-z_]*\(|Python\.h' -r --include='*.[ch]' abi allocator hooks/*.[ch] plugin/*.[ch] client tools &&
+	fail "a Python symbol outside plugin/python and hooks/engine"
+grep -niE '\b(vllm|sglang|lmdeploy)\b' hooks/*.[ch] allocator/*.[ch] && fail "an engine's name in hooks/ or allocator/"
+echo ok
