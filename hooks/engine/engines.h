@@ -8,6 +8,7 @@
 
 #include "joinpoint.h"
 
-extern const moor_engine moor_engine_vllm;
+/* weak: an adapter that is not part of a build is NULL in the list of engines (plugin/python/loading.c). */
+extern const moor_engine moor_engine_vllm __attribute__((weak));
 
 #endif
