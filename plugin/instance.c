@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "instance.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../allocator/dirs.h"
+#include "../allocator/locks.h"
+#include "state.h"
+
+_Static_assert((int)MOOR_LOCKS_SLOTS == (int)MOOR_MAX_PROCESSES, "one lock byte a process cell");
+
+enum { LOCK_WAIT_MS = 10000, MAX_SUFFIX = 99 };
+
+static moor_status lock_base(int base_fd, const char *base)
+{
+    uint64_t deadline = moor_now_ns() + LOCK_WAIT_MS * 1000000ull;
+    while (flock(base_fd, LOCK_EX | LOCK_NB) < 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return moor_fail_errno(MOOR_E_IO, errno, "directory %s cannot be locked", base);
+        if (moor_now_ns() > deadline)
+            return moor_fail(MOOR_E_TIMEOUT, "directory %s is locked by another process for %d s", base, LOCK_WAIT_MS / 1000);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    return MOOR_OK;
+}
+
+/* ---- removal ---------------------------------------------------------------------------------------------------- */
+
+/* Removes the plain files of an instance and its directory. A directory inside is not ours and stays, with its parent. */
+static void remove_instance(int base_fd, const char *name, int dir_fd)
+{
+    int copy = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = copy >= 0 ? fdopendir(copy) : NULL;
+    struct dirent *entry;
+    if (!dir) {
+        if (copy >= 0)
+            close(copy);
+        return;
+    }
+    while ((entry = readdir(dir)))
+        if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
+            unlinkat(dir_fd, entry->d_name, 0);
+    closedir(dir);
+    unlinkat(base_fd, name, AT_REMOVEDIR);
+}
+
+/* 1 when base/name is an instance whose server lives. A dead one is removed. */
+static int alive_or_removed(int base_fd, const char *name)
+{
+    int dir_fd = openat(base_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (dir_fd < 0)
+        return 0;
+    int alive = moor_locks_server_alive(dir_fd);
+    if (!alive)
+        remove_instance(base_fd, name, dir_fd);
+    close(dir_fd);
+    return alive;
+}
+
+/* What killed servers left. Only directories that look like an instance: the base may be somebody's $XDG_RUNTIME_DIR. */
+static void sweep(int base_fd)
+{
+    int copy = openat(base_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = copy >= 0 ? fdopendir(copy) : NULL;
+    struct dirent *entry;
+    if (!dir) {
+        if (copy >= 0)
+            close(copy);
+        return;
+    }
+    while ((entry = readdir(dir))) {
+        char path[NAME_MAX + 16];
+        if (!moor_dirs_name_ok(entry->d_name))
+            continue;
+        snprintf(path, sizeof(path), "%s/locks", entry->d_name);
+        if (faccessat(base_fd, path, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+            alive_or_removed(base_fd, entry->d_name);
+    }
+    closedir(dir);
+}
+
+/* ---- the name --------------------------------------------------------------------------------------------------- */
+
+static int same_directory(int fd, const char *path)
+{
+    struct stat a, b;
+    return fstat(fd, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+/* Under the base's lock. *join: the instance lives and is our server's; else `name` is free. */
+static moor_status choose_name(moor_instance *in, const char *configured, int *join)
+{
+    const char *env_name = getenv("MOOR_INSTANCE"), *env_dir = getenv("MOOR_DIR");
+    int given = 1;
+    const char *name = configured;
+    if (env_name && !env_name[0])
+        env_name = NULL;
+    if (!name)
+        name = env_name;
+    if (!name) {
+        name = "default";
+        given = 0;
+    }
+    if (!moor_dirs_name_ok(name))
+        return moor_fail(MOOR_E_INVALID, "\"%.100s\" ($MOOR_INSTANCE) is no instance name: 1 to %d letters, digits, '.', '_', '-'", name,
+                         MOOR_NAME_MAX);
+    snprintf(in->name, sizeof(in->name), "%s", name);
+    *join = 0;
+    if (!alive_or_removed(in->base_fd, in->name))
+        return MOOR_OK;
+    if (env_name && env_dir && strcmp(name, env_name) == 0 && same_directory(in->base_fd, env_dir)) {
+        *join = 1;
+        return MOOR_OK;
+    }
+    if (given)
+        return moor_fail(MOOR_E_EXISTS, "a live server has the instance name \"%s\" in %s", name, in->base);
+    for (int suffix = 2; suffix <= MAX_SUFFIX; suffix++) {
+        snprintf(in->name, sizeof(in->name), "%.*s-%d", MOOR_NAME_MAX - 3, name, suffix);
+        if (!alive_or_removed(in->base_fd, in->name)) {
+            snprintf(in->note[0], sizeof(in->note[0]), "a live server has the instance name \"%s\" in %.120s: this one is \"%s\"",
+                     name, in->base, in->name);
+            return MOOR_OK;
+        }
+    }
+    return moor_fail(MOOR_E_EXISTS, "live servers have the instance names \"%s\" and \"%s-2\" to \"%s-%d\" in %s", name, name, name,
+                     MAX_SUFFIX, in->base);
+}
+
+/* ---- enter and leave -------------------------------------------------------------------------------------------- */
+
+/* Under the base's lock. On failure everything is given back but base_fd. */
+static moor_status make_or_join(moor_instance *in, int join)
+{
+    char socket_path[MOOR_SOCKET_PATH_MAX + 1];
+    snprintf(in->dir, sizeof(in->dir), "%.*s/%s", (int)(sizeof(in->dir) - sizeof(in->name) - 2), in->base, in->name);
+    moor_status status = moor_dirs_socket_path(in->dir, MOOR_MAX_STORES - 1, socket_path);
+    if (status)
+        return status;
+    if (!join && mkdirat(in->base_fd, in->name, 0700) < 0 && errno != EEXIST)
+        return moor_fail_errno(MOOR_E_IO, errno, "directory %s cannot be made", in->dir);
+    status = moor_dirs_open(in->dir, 0, &in->dir_fd);
+    if (status)
+        return status;
+    if (join)
+        status = moor_state_map(in->dir_fd, in->dir, 1, &in->state);
+    else
+        status = moor_state_create(in->dir_fd, in->dir, in->name, &in->state);
+    if (!status) {
+        uint8_t avoid[MOOR_LOCKS_SLOTS];
+        for (uint32_t slot = 0; slot < MOOR_LOCKS_SLOTS; slot++)
+            avoid[slot] = atomic_load(&in->state->processes[slot].used) != 0;
+        status = moor_locks_join(in->dir_fd, in->dir, 1, avoid, &in->locks_fd, &in->slot);
+    }
+    if (status) {
+        moor_state_unmap(in->state);
+        if (!join)
+            remove_instance(in->base_fd, in->name, in->dir_fd);
+        close(in->dir_fd);
+    }
+    return status;
+}
+
+static void tell_about_disk(moor_instance *in)
+{
+    struct statfs fs;
+    if (fstatfs(in->base_fd, &fs) == 0 && fs.f_type != TMPFS_MAGIC && fs.f_type != RAMFS_MAGIC)
+        snprintf(in->note[1], sizeof(in->note[1]),
+                 "%.160s is not on a tmpfs: its few shared pages are written to a disk now and then", in->base);
+}
+
+moor_status moor_instance_enter(const char *name, const char *dir, moor_instance *out)
+{
+    moor_instance *in = out;
+    int join = 0;
+    memset(in, 0, sizeof(*in));
+    moor_status status = moor_dirs_choose(dir, in->base, &in->base_fd);
+    if (status)
+        return status;
+    status = lock_base(in->base_fd, in->base);
+    if (!status) {
+        sweep(in->base_fd);
+        status = choose_name(in, name, &join);
+        if (!status)
+            status = make_or_join(in, join);
+        flock(in->base_fd, LOCK_UN);
+    }
+    if (status) {
+        close(in->base_fd);
+        return status;
+    }
+    in->created = !join;
+    if (in->created)
+        tell_about_disk(in);
+    return MOOR_OK;
+}
+
+void moor_instance_leave(moor_instance *in, int unmap)
+{
+    /* Leaving is ordered by the base's lock: of two processes that go at the same time, the second one finds itself alone. */
+    int locked = lock_base(in->base_fd, in->base) == MOOR_OK;
+    int last = locked && !moor_locks_other_server(in->locks_fd);
+    if (last)
+        remove_instance(in->base_fd, in->name, in->dir_fd);
+    moor_locks_leave(in->locks_fd, 1);
+    if (locked)
+        flock(in->base_fd, LOCK_UN);
+    if (!unmap)
+        return;
+    moor_state_unmap(in->state);
+    close(in->dir_fd);
+    close(in->base_fd);
+}
