@@ -10,7 +10,7 @@ set(MOOR_DIST_INFO ${PROJECT_BINARY_DIR}/python/libmoor-${PROJECT_VERSION}.dist-
 file(CONFIGURE OUTPUT ${MOOR_DIST_INFO}/METADATA CONTENT
   "Metadata-Version: 2.1\nName: libmoor\nVersion: @PROJECT_VERSION@\n")
 file(CONFIGURE OUTPUT ${MOOR_DIST_INFO}/entry_points.txt CONTENT
-  "[sglang.srt.plugins]\nmoor = moor.plugin:sglang\n\n[vllm.general_plugins]\nmoor = moor.plugin:vllm\n")
+  "[vllm.general_plugins]\nmoor = moor.plugin:vllm\n\n[sglang.srt.plugins]\nmoor = moor.plugin:sglang\n")
 
 # The package's Python files, beside the binaries in the build tree.
 file(GLOB moor_python_files CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/plugin/python
