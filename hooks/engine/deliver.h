@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * deliver.h — a record in the engine's own field: an array in the engine's layout (native) or a reference (ref).
+ *
+ * Called by the adapters' front end callbacks with the GIL held; the store is asked with the GIL released.
+ */
+#ifndef MOOR_HOOKS_ENGINE_DELIVER_H
+#define MOOR_HOOKS_ENGINE_DELIVER_H
+
+#include "runtime.h"
+
+typedef struct moor_delivery {
+    const char *id; /* the engine core's id */
+    Py_ssize_t id_len;
+    uint64_t start, rows; /* rows start…rows-1 are wanted */
+    double timeout;       /* for rows that are still being committed */
+} moor_delivery;
+
+/* record.deliver = native: numpy array [rows - start, model layers, top_k], u8 or u16, dense layers 0 (the layout of
+ * vLLM's field). New reference, or NULL with a Python error: missing rows are an error, never zeros. */
+PyObject *moor_deliver_array(const moor_delivery *delivery);
+/* record.deliver = ref: "moor1:…" str. */
+PyObject *moor_deliver_ref(const moor_delivery *delivery);
+
+#endif

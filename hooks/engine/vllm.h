@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * vllm.h — what the parts of the vLLM adapter share: the table in vllm.c names callbacks of
+ *   vllm_front.c   AsyncLLM, output processor, HTTP field, /metrics: gate, delivery
+ *   vllm_core.c    engine core and scheduler: seal, block hand-outs, prefix-cache reset, RPC seen
+ *   vllm_worker.c  model runner: bind, step, capture
+ *   vllm_update.c  worker: weight updates, sleep and wake_up, cleanup window
+ * All run with the GIL held. Objects are read by attribute, with alternatives; nothing depends on a version number.
+ */
+#ifndef MOOR_HOOKS_ENGINE_VLLM_H
+#define MOOR_HOOKS_ENGINE_VLLM_H
+
+#include "runtime.h"
+
+extern const moor_engine moor_engine_vllm;
+
+/* Join in `roles` with the configuration of this VllmConfig; as moor_runtime_join. */
+int moor_vllm_join(uint32_t roles, PyObject *vllm_config);
+/* The join point of this name in vllm.c's table (never NULL for a name that is there). */
+const moor_jp *moor_vllm_jp(const char *name);
+
+/* vllm_front.c */
+int moor_vllm_front_init(moor_jp_call *call);
+int moor_vllm_generate_before(moor_jp_call *call);
+int moor_vllm_generate_after(moor_jp_call *call);
+int moor_vllm_generate_error(moor_jp_call *call);
+void moor_vllm_generate_finish(moor_jp_call *call);
+int moor_vllm_request_state_after(moor_jp_call *call);
+int moor_vllm_completion_output_after(moor_jp_call *call);
+int moor_vllm_base64_before(moor_jp_call *call);
+int moor_vllm_metrics_after(moor_jp_call *call);
+int moor_vllm_pause_before(moor_jp_call *call);
+int moor_vllm_pause_after(moor_jp_call *call);
+int moor_vllm_resume_after(moor_jp_call *call);
+int moor_vllm_sleep_before(moor_jp_call *call);
+int moor_vllm_wake_after(moor_jp_call *call);
+int moor_vllm_start_update_before(moor_jp_call *call);
+int moor_vllm_update_error(moor_jp_call *call);
+int moor_vllm_finish_update_after(moor_jp_call *call);
+
+/* vllm_core.c */
+int moor_vllm_core_init(moor_jp_call *call);
+int moor_vllm_free_request_before(moor_jp_call *call);
+int moor_vllm_new_blocks_after(moor_jp_call *call);
+int moor_vllm_schedule_after(moor_jp_call *call);
+int moor_vllm_reset_prefix_after(moor_jp_call *call);
+int moor_vllm_rpc_after(moor_jp_call *call);
+int moor_vllm_set_version_after(moor_jp_call *call);
+/* Attributes that the core adds to a SchedulerOutput: they travel in order with it, which is what makes them exact. */
+#define MOOR_VLLM_HANDED_OUT "moor_handed_out" /* bytes: int32 block ids */
+#define MOOR_VLLM_KV_RESET "moor_kv_reset"     /* True */
+
+/* vllm_worker.c */
+int moor_vllm_load_model_after(moor_jp_call *call);
+int moor_vllm_kv_cache_after(moor_jp_call *call);
+int moor_vllm_execute_before(moor_jp_call *call);
+int moor_vllm_execute_after(moor_jp_call *call);
+int moor_vllm_execute_error(moor_jp_call *call);
+int moor_vllm_sample_after(moor_jp_call *call);
+int moor_vllm_bypass_before(moor_jp_call *call);
+
+/* vllm_update.c */
+int moor_vllm_worker_start_update_before(moor_jp_call *call);
+int moor_vllm_worker_update_before(moor_jp_call *call);
+int moor_vllm_worker_update_error(moor_jp_call *call);
+int moor_vllm_worker_finish_update_after(moor_jp_call *call);
+int moor_vllm_reload_before(moor_jp_call *call);
+int moor_vllm_reload_after(moor_jp_call *call);
+int moor_vllm_load_weights_after(moor_jp_call *call);
+int moor_vllm_lora_after(moor_jp_call *call);
+int moor_vllm_wake_up_before(moor_jp_call *call);
+int moor_vllm_gc_before(moor_jp_call *call);
+int moor_vllm_empty_cache_before(moor_jp_call *call);
+
+#endif

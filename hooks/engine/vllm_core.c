@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engine core's side: seal where a request is freed, what the workers must know about KV blocks, RPCs seen. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "vllm.h"
+
+/* Block ids handed out since the last schedule(); sent with the next SchedulerOutput. */
+static struct {
+    int32_t *ids;
+    size_t n, cap;
+    int reset;
+} handed;
+
+int moor_vllm_core_init(moor_jp_call *call)
+{
+    return moor_vllm_join(MOOR_ROLE_CORE, moor_jp_param(call, 0)) < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
+}
+
+static uint32_t data_parallel_rank(PyObject *scheduler)
+{
+    return (uint32_t)moor_py_int(scheduler, "vllm_config.parallel_config.data_parallel_rank", 0);
+}
+
+static int is_aborted(PyObject *request)
+{
+    PyObject *name = moor_py_path(request, "status.name");
+    const char *text = moor_py_text(name, NULL);
+    int aborted = text && strstr(text, "ABORTED") != NULL;
+    Py_XDECREF(name);
+    return aborted;
+}
+
+/* Rows = tokens that went through the model (SEMANTICS 1.1): the last sampled token did not. num_computed_tokens is no
+ * help once something was sampled: it falls back to 0 when the request is preempted, and runs ahead of rejected drafts. */
+int moor_vllm_free_request_before(moor_jp_call *call)
+{
+    moor_runtime *rt = moor_runtime_get();
+    PyObject *request = moor_jp_param(call, 0);
+    if (!rt->process || !request || !rt->config.record_enabled)
+        return MOOR_JP_OK;
+    PyObject *id = moor_py_path(request, "request_id");
+    Py_ssize_t len;
+    const char *text = moor_py_text(id, &len);
+    uint32_t flags = is_aborted(request) ? MOOR_SEAL_ABORTED : 0;
+    long long rows;
+    if (moor_py_int(request, "num_output_tokens", 0) > 0) {
+        rows = moor_py_int(request, "num_tokens", 1) - 1;
+    } else {
+        rows = moor_py_int(request, "num_computed_tokens", 0);
+        if (flags)
+            flags |= MOOR_SEAL_COMMITTED; /* the step in flight decides */
+    }
+    moor_status status = MOOR_OK;
+    if (text)
+        status = rt->api->seal(rt->process, data_parallel_rank(call->self), text, (uint32_t)len, rows > 0 ? (uint64_t)rows : 0, flags);
+    Py_XDECREF(id);
+    if (status) {
+        moor_runtime_raise(status, "seal");
+        return MOOR_JP_FAILED;
+    }
+    return MOOR_JP_OK;
+}
+
+int moor_vllm_new_blocks_after(moor_jp_call *call)
+{
+    if (!moor_runtime_get()->process)
+        return MOOR_JP_OK;
+    Py_ssize_t n = PySequence_Size(call->result);
+    if (n <= 0)
+        return n < 0 ? MOOR_JP_FAILED : MOOR_JP_OK;
+    if (handed.n + (size_t)n > handed.cap) {
+        size_t cap = 2 * (handed.n + (size_t)n);
+        int32_t *grown = realloc(handed.ids, cap * sizeof(*grown));
+        if (!grown) {
+            handed.reset = 1; /* not knowing which, none can be trusted */
+            PyErr_NoMemory();
+            return MOOR_JP_FAILED;
+        }
+        handed.ids = grown;
+        handed.cap = cap;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *block = PySequence_GetItem(call->result, i);
+        handed.ids[handed.n++] = (int32_t)moor_py_int(block, "block_id", -1);
+        Py_XDECREF(block);
+    }
+    return MOOR_JP_OK;
+}
+
+int moor_vllm_schedule_after(moor_jp_call *call)
+{
+    if (handed.reset) {
+        if (PyObject_SetAttrString(call->result, MOOR_VLLM_KV_RESET, Py_True))
+            return MOOR_JP_FAILED;
+        handed.reset = 0;
+    }
+    if (!handed.n)
+        return MOOR_JP_OK;
+    PyObject *bytes = PyBytes_FromStringAndSize((const char *)handed.ids, (Py_ssize_t)(handed.n * sizeof(int32_t)));
+    int failed = !bytes || PyObject_SetAttrString(call->result, MOOR_VLLM_HANDED_OUT, bytes);
+    Py_XDECREF(bytes);
+    if (failed)
+        return MOOR_JP_FAILED; /* kept: sent with the next one */
+    handed.n = 0;
+    return MOOR_JP_OK;
+}
+
+int moor_vllm_reset_prefix_after(moor_jp_call *call)
+{
+    if (call->result != Py_False)
+        handed.reset = 1;
+    return MOOR_JP_OK;
+}
+
+/* Methods of a worker that are known to leave the weights alone, or that have join points of their own in the worker. */
+static int is_harmless(const char *method)
+{
+    static const char *const exact[] = {"check_health", "profile", "list_loras", "pin_lora", "execute_model", "sample_tokens",
+                                        "sleep", "wake_up", "determine_available_memory", "compile_or_warm_up_model",
+                                        "initialize_from_config", "initialize_cache", "init_device", "load_model",
+                                        "init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update",
+                                        "start_draft_weight_update", "update_weights", "finish_weight_update", "reload_weights",
+                                        "add_lora", "remove_lora", "synchronize_device", "take_draft_token_ids", "shutdown",
+                                        "compute_weight_checksums", "execute_dummy_batch", "supported_tasks", NULL};
+    static const char *const prefixes[] = {"get_", "is_", "has_", "reset_", "report_", "list_", NULL};
+    for (int i = 0; exact[i]; i++)
+        if (!strcmp(method, exact[i]))
+            return 1;
+    for (int i = 0; prefixes[i]; i++)
+        if (!strncmp(method, prefixes[i], strlen(prefixes[i])))
+            return 1;
+    return 0;
+}
+
+/* A method that a framework invented (verl calls update_weights_from_ipc), or a function that runs in the worker: what it
+ * does to the weights cannot be seen from here, so the epoch moves. */
+int moor_vllm_rpc_after(moor_jp_call *call)
+{
+    moor_runtime *rt = moor_runtime_get();
+    if (!rt->process)
+        return MOOR_JP_OK;
+    PyObject *method = moor_jp_param(call, 0);
+    const char *name = moor_py_text(method, NULL);
+    if (name && is_harmless(name))
+        return MOOR_JP_OK;
+    rt->api->weights_touched(rt->process, MOOR_WEIGHTS_RPC, name ? name : "a callable");
+    return MOOR_JP_OK;
+}
+
+int moor_vllm_set_version_after(moor_jp_call *call)
+{
+    moor_runtime *rt = moor_runtime_get();
+    const char *label = moor_py_text(moor_jp_param(call, 0), NULL);
+    if (rt->process && label)
+        rt->api->weights_label(rt->process, label);
+    return MOOR_JP_OK;
+}
