@@ -144,7 +144,7 @@ int moor_capture_tensor(uint32_t column, PyObject *tensor)
     return 0;
 }
 
-PyObject *moor_capture_py(PyObject *module, PyObject *args)
+static PyObject *capture_py(PyObject *module, PyObject *args)
 {
     (void)module;
     unsigned int column;
@@ -186,4 +186,14 @@ PyObject *moor_capture_compiled(uint32_t column)
     PyObject *callable = PyObject_CallMethod(module, "capture_fn", "I", (unsigned int)column);
     Py_DECREF(module);
     return callable;
+}
+
+static PyMethodDef functions[] = {
+    {"capture", capture_py, METH_VARARGS, "capture(column, topk_ids) -> None\n\nRecord one MoE layer's expert ids of the running step."},
+    {NULL, NULL, 0, NULL},
+};
+
+int moor_py_capture_init(PyObject *module)
+{
+    return PyModule_AddFunctions(module, functions);
 }

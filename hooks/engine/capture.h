@@ -37,7 +37,7 @@ PyObject *moor_capture_compiled(uint32_t column);
 /* Capture `tensor` into `column`; what both callables and wrappers around bypasses (old CPU MoE kernels) end in. Never
  * raises in open mode. 0, or -1 with a Python error (strict). */
 int moor_capture_tensor(uint32_t column, PyObject *tensor);
-/* _moor.capture(column, tensor): for moor/_torch.py. */
-PyObject *moor_capture_py(PyObject *module, PyObject *args);
+/* Adds _moor.capture(column, tensor), which moor/_torch.py calls, to the module. 0, or -1 with an error. */
+int moor_py_capture_init(PyObject *module);
 
 #endif

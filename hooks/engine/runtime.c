@@ -113,10 +113,8 @@ int moor_runtime_join(const char *engine, uint32_t roles, uint32_t rank, uint32_
     }
     rt->process = process;
     rt->config = (moor_config_values)MOOR_CONFIG_VALUES_INIT;
-    rt->api->config_values(rt->api->process_config(process), &rt->config);
-    /* The process keeps what it needs of the configuration; ours was the argument. */
-    if (rt->api->process_config(process) != config)
-        rt->api->config_free(config);
+    rt->api->config_values(config, &rt->config);
+    rt->api->config_free(config); /* the process holds its own reference */
     moor_jp_set_strict(rt->config.on_error == MOOR_ON_ERROR_STRICT);
     return 1;
 }

@@ -2,6 +2,7 @@
 /* The Python module moor._moor. */
 #include "module.h"
 
+#include "hooks/engine/capture.h"
 #include "loading.h"
 
 #include <stddef.h>
@@ -9,6 +10,7 @@
 /* Parts, in order.  Each adds its types and functions to the module: 0, or -1 with an error. */
 static int (*const parts[])(PyObject *module) = {
     moor_py_loading_init,
+    moor_py_capture_init,
 };
 
 static const moor_api *api;
