@@ -16,17 +16,19 @@ class Job:
     more: dict = field(default_factory=dict)
 
 
-def make_jobs(n, seed, label, *, vocab=512, shared=8, prefix_len=96, prompt_max=64, tokens=(8, 40), **more):
+def make_jobs(n, seed, label, *, vocab=512, shared=8, prefix_len=96, prefix_seed=1, prompt_max=64, tokens=(8, 40),
+              **more):
     """`n` jobs of mixed length, the first `shared` of them with one common prefix of `prefix_len` tokens.
 
+    The prefix depends on `prefix_seed` alone: batches share it, so that KV that outlived a weight update would show.
     Lengths run over their range; shuffled, so that neighbours in the queue differ.
     Token ids 0-2 are left out (padding, begin, end)."""
     rng = random.Random(seed)
 
-    def word(k):
-        return [rng.randrange(3, vocab) for _ in range(k)]
+    def word(k, r=rng):
+        return [r.randrange(3, vocab) for _ in range(k)]
 
-    prefix = word(prefix_len)
+    prefix = word(prefix_len, random.Random(prefix_seed))
     jobs = []
     for i in range(n):
         own = word(1 + (i * 37) % prompt_max)

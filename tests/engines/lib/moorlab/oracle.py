@@ -95,6 +95,7 @@ def _serve():
 
     models = {}
     print(json.dumps({"ready": True}), flush=True)
+    import transformers.models.auto.modeling_auto  # noqa: F401  slow: while the asker starts its engine
     for line in sys.stdin:
         ask = json.loads(line)
         try:
@@ -138,6 +139,7 @@ class Oracle:
         except subprocess.TimeoutExpired:
             self.proc.kill()
             self.proc.wait()
+        self.proc.stdout.close()
         self._log.close()
         self._dir.cleanup()
 
