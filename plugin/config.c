@@ -275,10 +275,10 @@ static moor_status set_number(moor_config *config, const struct key *key, const 
         number = json_number_value(value);
     else if (!text || !number_from_text(text, key->kind == KIND_BYTES, &number))
         return wrong(key, value, source);
-    if (key->kind != KIND_SECONDS && number != floor(number))
-        return wrong(key, value, source);
-    if (number < key->min || number > key->max)
+    if (!(number >= key->min && number <= key->max)) /* NaN too */
         return out_of_range(key, number, source);
+    if (key->kind != KIND_SECONDS && number != (double)(uint64_t)number)
+        return wrong(key, value, source);
     if (key->kind == KIND_SECONDS)
         *(double *)at = number;
     else if (key->kind == KIND_U32)

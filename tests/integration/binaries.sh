@@ -36,6 +36,8 @@ if [ -n "${MOOR_HAS_PYTHON:-}" ]; then
 	has "$(readelf -dW "$face")" '(RUNPATH|RPATH).*\[\$ORIGIN\]' || fail "_moor: the run path is not \$ORIGIN"
 fi
 
+has "$(nm -Du "$lib")" ' _?Py' && fail "libmoor.so.1 refers to Python"
+
 # jemalloc is inside and private, and without its start-up constructor.
 symbols=$(nm "$lib")
 has "$symbols" ' t moor_je_mallocx$' || fail "libmoor.so.1: no private jemalloc in it"

@@ -7,8 +7,8 @@ cd "$MOOR_SOURCE_DIR"
 
 # The folder of each project header that the C files of $1 include ("abi/include" for the public one).
 folders() {
-	grep -rhoE --include='*.[ch]' '#include ["<](moor/|abi/|allocator/|hooks/engine/|hooks/|plugin/python/|plugin/|client/|tools/)' "$@" |
-		sed -E 's/.*["<]//; s,/$,,' | sort -u
+	grep -rhoE --include='*.[ch]' '#include ["<](\.\./)*(moor/|abi/|allocator/|hooks/engine/|hooks/|plugin/python/|plugin/|client/|tools/)' "$@" |
+		sed -E 's/.*["<]//; s,(\.\./)*,,; s,/$,,' | sort -u
 }
 bad=
 layer() {
@@ -29,8 +29,9 @@ layer plugin/python/ "moor hooks/engine plugin/python" plugin/python
 layer tools/ "moor tools" tools
 [ -z "$bad" ] || fail "$bad"
 
-# No Python below the CPython face, no engine's name in the plain hooks.
-grep -nE '\bPy[A-Z_][A-Za-z_]*\(|Python\.h' -r --include='*.[ch]' abi allocator hooks/*.[ch] plugin/*.[ch] client tools &&
-	fail "a Python symbol outside plugin/python and hooks/engine"
+# Python's header only in the CPython face (a preloaded library looks its few functions up by name), no engine's name in the
+# plain hooks.
+grep -rn --include='*.[ch]' 'Python\.h' abi allocator hooks/*.[ch] plugin/*.[ch] client tools &&
+	fail "Python's header outside plugin/python and hooks/engine"
 grep -niE '\b(vllm|sglang|lmdeploy)\b' hooks/*.[ch] allocator/*.[ch] && fail "an engine's name in hooks/ or allocator/"
 echo ok
