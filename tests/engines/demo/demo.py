@@ -130,9 +130,13 @@ class Demo:
     def server(self, name, with_moor):
         moor = {"instance": "demo", "gate": {"mode": "enforce", "drain_timeout_s": 60},
                 "barrier": {"mode": "enforce", "timeout_s": 30}, "cleanup": {"mode": "light"}}
+        broken = self.args.broken if with_moor else None
+        if broken in ("gate", "barrier"):
+            moor[broken]["mode"] = "off"
         return server.Server(self.model[FIRST], self.python, tp=2, name=f"demo-{name}", block_size=32, echo=say,
                              moor=moor if with_moor else None, build=self.build if with_moor else None,
-                             args=["--enable-prompt-tokens-details"])
+                             args=["--enable-prompt-tokens-details"],
+                             env={"MOOR_TEST_BREAK": broken} if broken in ("shift", "drop") else None)
 
     def batch(self, title, seed, label, during=None, epochs=None):
         """Send 32 requests, run `during(load)` while they fly, then compare everything.
@@ -411,9 +415,11 @@ def main():
     p.add_argument("--hold-s", type=float, default=1.5, help="how long the trainer keeps its memory")
     p.add_argument("--rounds", type=int, default=4, help="interleaved rounds of the overhead measurement")
     p.add_argument("--no-overhead", action="store_true")
+    p.add_argument("--broken", choices=("shift", "drop", "gate", "barrier"),
+                   help="break Moor on purpose: the demo must then fail")
     demo = Demo(p.parse_args())
     if demo.python is None:
-        print("demo: no engine environment (tests/engines/setup.sh vllm makes it)")
+        print("demo: no engine environment (scripts/engine-env vllm makes it)")
         return 77
     if not demo.args.without_moor and demo.build is None:
         print("demo: Moor is not built (build/python/moor is missing)", file=sys.stderr)

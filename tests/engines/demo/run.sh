@@ -1,12 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # The demo (`make demo` comes here once Moor is built). Arguments go to demo.py.
-# MOOR_PYTHON_VLLM names an engine environment that exists; else one is made in the checkout.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-if [ -z "${MOOR_PYTHON_VLLM:-}" ]; then
-    MOOR_PYTHON_VLLM=$("$here/../setup.sh" vllm | tail -n 1)
-    export MOOR_PYTHON_VLLM
+if [ -z "${MOOR_VENV_VLLM:-}" ]; then
+    MOOR_VENV_VLLM=$("$here/../../../scripts/engine-env" vllm)
+    export MOOR_VENV_VLLM
 fi
 unset LD_PRELOAD PYTHONDONTWRITEBYTECODE || true
-exec "$MOOR_PYTHON_VLLM" "$here/demo.py" "$@"
+exec "$MOOR_VENV_VLLM/bin/python" "$here/demo.py" "$@"

@@ -24,14 +24,11 @@ def results_dir(*parts):
     return path
 
 
-def engine_python(engine="vllm", version=None):
-    """The interpreter of an engine's environment, or None when it is absent.
-
-    MOOR_PYTHON_VLLM / MOOR_PYTHON_VLLM024 name it; else .venv-<engine> in the checkout.
-    """
-    name = engine + ("024" if version == "0.24" else "")
-    given = os.environ.get("MOOR_PYTHON_" + name.upper())
-    path = given or os.path.join(ROOT, ".venv-" + name, "bin", "python")
+def engine_python(engine="vllm"):
+    """The interpreter of an engine's environment ("vllm", "vllm024"), or None when it is absent.
+    $MOOR_VENV_<ENGINE> names the environment; else the one that scripts/engine-env makes in the checkout."""
+    venv = os.environ.get("MOOR_VENV_" + engine.upper()) or os.path.join(ROOT, ".venv-" + engine)
+    path = os.path.join(venv, "bin", "python")
     return path if os.access(path, os.X_OK) else None
 
 

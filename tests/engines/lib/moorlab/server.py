@@ -54,6 +54,7 @@ class Server:
         self.echo = echo or (lambda text: None)
         self.proc = self.port = self.dir = self.started_s = None
         self.left_behind = {}
+        self.start_in = None  # a MOOR_DIR that exists and is not ours to remove
 
     # ---- start
     def _command(self):
@@ -92,7 +93,8 @@ class Server:
         begin = time.monotonic()
         self.port = free_port()
         # short on purpose: a unix socket's path has 107 bytes
-        self.dir = tempfile.mkdtemp(prefix="moor-t-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+        self.dir = self.start_in or tempfile.mkdtemp(
+            prefix="moor-t-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
         self.log = os.path.join(self.log_dir, f"{self.name}.log")
         with open(self.log, "w") as log:
             self.proc = subprocess.Popen(self._command(), env=self._env(), stdout=log,
@@ -191,7 +193,8 @@ class Server:
                                   f"{left or self.left_behind}\n{self.log_tail()}")
         finally:
             self.moor_left = self.moor_dir_entries()
-            shutil.rmtree(self.dir, ignore_errors=True)
+            if not self.start_in:
+                shutil.rmtree(self.dir, ignore_errors=True)
 
     def _wait_end(self, sid, timeout):
         end = time.monotonic() + timeout

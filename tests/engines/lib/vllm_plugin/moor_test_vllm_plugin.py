@@ -8,9 +8,13 @@ reload and the model's own load_weights), only the transport is a file.
 vLLM finds it in every process because this directory is on PYTHONPATH and holds
 a .dist-info with an entry point of group vllm.general_plugins.
 
+$MOOR_TEST_BREAK breaks what the capture functions of the routers are given, to prove that somebody notices:
+"shift" adds one to every id, "drop" loses one layer.
+
 update_info keys: path; fail_rank (that tensor-parallel rank raises instead of
 loading); delay_s (sleeps before loading, to make the window wide).
 """
+import os
 from dataclasses import dataclass
 
 NAME = "moor_test_file"
@@ -21,6 +25,27 @@ def register():
 
     if NAME not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(NAME, _make_class())
+    if how := os.environ.get("MOOR_TEST_BREAK"):
+        _break_capture(how)
+
+
+def _break_capture(how):
+    from vllm.model_executor.layers.fused_moe.router import base_router
+
+    original = base_router.BaseRouter.set_capture_fn
+    bound = []
+
+    def set_capture_fn(self, fn):
+        bound.append(self)
+        if fn is None:
+            return original(self, fn)
+        if how == "drop":
+            return original(self, None if len(bound) == 2 else fn)
+        if how == "shift":
+            return original(self, lambda ids: fn((ids + 1) % self.global_num_experts))
+        raise ValueError(f"MOOR_TEST_BREAK={how}: shift or drop")
+
+    base_router.BaseRouter.set_capture_fn = set_capture_fn
 
 
 def _forget_moe_kernels(model):

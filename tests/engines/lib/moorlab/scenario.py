@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scenarios: one server start, several checks, each naming the SEMANTICS rule that it proves.
+
+A scenario file has
+
+    GROUP = Group(tp=1, moor={})
+
+    @proves("S1.1")
+    def check_rows(lab): ...
+
+and is run by run_scenario.py.  Checks run in file order on the same server; a check that fails does not stop the
+others, unless the server is gone.  A file may set SERVERLESS = True and start servers itself.
+"""
+import contextlib
+import os
+import sys
+import time
+
+from . import client, compare, load, models, oracle, paths, server
+
+
+class Failure(AssertionError):
+    """A check's verdict, without a traceback of the harness."""
+
+
+class Skipped(Exception):
+    """The engine cannot do what the check needs; the text says what."""
+
+
+def proves(*rules):
+    def mark(function):
+        function.rules = rules
+        return function
+
+    return mark
+
+
+def require(condition, text):
+    if not condition:
+        raise Failure(text)
+
+
+def eventually(ask, timeout, text):
+    """Ask until it is true; the last value is returned."""
+    end = time.monotonic() + timeout
+    while True:
+        got = ask()
+        if got:
+            return got
+        if time.monotonic() > end:
+            raise Failure(f"not within {timeout:g} s: {text}")
+        time.sleep(0.02)
+
+
+class Group:
+    """How the server of a scenario file is started."""
+
+    def __init__(self, *, family="qwen3", seed=0, tp=1, moor=None, args=(), eager=True, block_size=32,
+                 max_model_len=512, env=None, engines=("vllm", "vllm024"), weight_transfer=True):
+        self.family, self.seed, self.tp, self.moor = family, seed, tp, moor if moor is not None else {}
+        self.args, self.eager, self.block_size = list(args), eager, block_size
+        self.max_model_len, self.env, self.engines = max_model_len, dict(env or {}), engines
+        self.weight_transfer = weight_transfer
+
+
+class Lab:
+    """What a check works with."""
+
+    def __init__(self, group, engine, name):
+        self.group, self.engine, self.name = group, engine, name
+        self.python = paths.engine_python(engine)
+        # 0.24 runs MoE on a CPU in bfloat16 only; the oracle then answers for near-ties with its gap
+        self.exact = engine != "vllm024"
+        self.dtype = "float32" if self.exact else "bfloat16"
+        self.build = paths.find_moor()
+        self.server = self._store = None
+        self._count = 0
+
+    # ---- life
+    def model(self, which=0):
+        return models.ensure(self.group.family, self.group.seed + which, self.python)
+
+    def new_server(self, name=None, **change):
+        """A Server as the group says, with changes; not started."""
+        group = self.group
+        given = dict(tp=group.tp, moor=group.moor, build=self.build, eager=group.eager, block_size=group.block_size,
+                     max_model_len=group.max_model_len, env=group.env, dtype=self.dtype,
+                     args=["--enable-prompt-tokens-details", *group.args], weight_transfer=group.weight_transfer,
+                     echo=paths.say)
+        given.update(change)
+        return server.Server(given.pop("model", None) or self.model(), self.python,
+                             name=f"{self.engine}-{name or self.name}", **given)
+
+    @contextlib.contextmanager
+    def running(self):
+        with oracle.Oracle(self.python) as self.oracle:
+            with self.new_server() as self.server:
+                self.client = self.server.client()
+                yield self
+                self.detach()
+
+    def attach(self, srv=None):
+        """A Store of that server (default: the group's, kept)."""
+        import moor
+
+        os.environ["MOOR_DIR"] = (srv or self.server).dir
+        return moor.attach((srv or self.server).moor.get("instance", "default"), 10.0)
+
+    @property
+    def store(self):
+        if self._store is None:
+            self._store = self.attach()
+        return self._store
+
+    def detach(self):
+        self._store = None
+
+    # ---- requests
+    def label(self):
+        self._count += 1
+        return f"{self.name}{self._count}"
+
+    def send(self, n=16, threads=4, seed=None, **more):
+        """A load of mixed requests; a lost one is a failure."""
+        jobs = load.make_jobs(n, seed if seed is not None else 40 + self._count, self.label(), **more)
+        result = load.run(self.client, jobs, threads)
+        require(not result.failed, f"lost requests: {result.failed}")
+        return list(result.done.values())
+
+    def one(self, prompt, max_tokens=16, **more):
+        more.setdefault("ignore_eos", True)
+        return self.client.complete(prompt, max_tokens, self.label(), **more)
+
+    # ---- truth
+    def expect_routes(self, completions, *, which=0, ids=None, http=True, rows=None):
+        """Every record of `completions` is there, whole, and the oracle's; returns the records' Tally.
+        ids: the id to open instead of the HTTP one.  rows: {completion id: expected rows} where not SEMANTICS 1.1's."""
+        import numpy as np
+
+        model = self.model(which)
+        layers, moe_layers, top_k, experts = models.shape(model)
+        keys = [f"{c.id}/{c.index}" for c in completions]
+        want = self.oracle.rows(model, {k: c.all_tokens if len(c.all_tokens) > 1 else c.all_tokens * 2
+                                        for k, c in zip(keys, completions)})
+        total = compare.Tally()
+        for n, (key, c) in enumerate(zip(keys, completions)):
+            with self.store.open(ids[n] if ids else c.id, 10.0) as record:
+                expected = (rows or {}).get(c.id, c.rows)
+                require(record.rows == expected, f"{key}: {record.rows} rows, {expected} expected")
+                require(record.complete and not list(record.missing), f"{key}: missing {list(record.missing)}")
+                require(list(record.layer_ids) == moe_layers, f"{key}: layers {list(record.layer_ids)}, the model's are {moe_layers}")
+                require((record.top_k, record.num_experts) == (top_k, experts), f"{key}: top_k {record.top_k} of {record.num_experts}")
+                got = np.asarray(record.array())
+                require(got.dtype == (np.uint8 if experts <= 256 else np.uint16), f"{key}: dtype {got.dtype} for {experts} experts")
+                total.add(compare.against_oracle(key, got, want[key].ids[:expected], want[key].gap[:expected], experts))
+                if http and c.raw_routes is not None or http is True:
+                    require(c.raw_routes is not None, f"{key}: the response carries no routed_experts")
+                    wrong = compare.bit_for_bit(f"{key}: HTTP against record", c.routes(), np.asarray(record.array(layers="model")))
+                    require(wrong is None, wrong)
+        self.expect_clean(total)
+        return total
+
+    def expect_clean(self, tally):
+        detail = "; ".join(tally.errors[:3] + tally.shown[:3])
+        require(not tally.errors and not tally.missing_rows, f"{tally.missing_rows} rows missing: {detail}")
+        require(tally.pairs > 0, "nothing was compared")
+        if self.exact:
+            require(tally.mismatches == 0, f"{tally.mismatches} of {tally.pairs} pairs differ: {detail}")
+        else:
+            # bfloat16 against float32: near-ties flip; a shifted, swapped or stale capture differs nearly everywhere
+            require(tally.mismatches < 0.25 * tally.pairs, f"{tally.mismatches} of {tally.pairs} pairs differ: {detail}")
+
+    # ---- numbers
+    def stats(self):
+        return self.store.stats()
+
+    def number(self, word):
+        """Sum of the numbers in stats() whose name contains `word`; a name that is not there is a failure."""
+        found = []
+
+        def walk(value, name):
+            if isinstance(value, dict):
+                for k, v in value.items():
+                    walk(v, str(k))
+            elif isinstance(value, list):
+                for v in value:
+                    walk(v, name)
+            elif word in name and isinstance(value, (int, float)) and not isinstance(value, bool):
+                found.append(value)
+
+        walk(self.stats(), "")
+        require(found, f"stats() has no number named *{word}*")
+        return sum(found)
+
+
+def run_file(module, engine, name, only=None):
+    """Run the checks of one file; returns (passed, failed, skipped)."""
+    import traceback
+
+    checks = [(n, f) for n, f in vars(module).items() if n.startswith("check_") and (not only or only in n)]
+    counts = [0, 0, 0]
+
+    def run_checks(lab):
+        for check, function in checks:
+            begin = time.monotonic()
+            rules = " ".join(function.rules)
+            try:
+                if lab.server is not None and lab.server.proc.poll() is not None:
+                    raise Failure(f"the server is gone\n{lab.server.log_tail(2000)}")
+                said = function(lab)
+                verdict, at = f"ok    {rules}  {check}" + (f": {said}" if said else ""), 0
+            except Skipped as e:
+                verdict, at = f"skip  {rules}  {check}: {e}", 2
+            except Failure as e:
+                verdict, at = f"FAIL  {rules}  {check}: {e}", 1
+            except Exception as e:
+                verdict, at = f"FAIL  {rules}  {check}: {type(e).__name__}: {e}\n{traceback.format_exc()}", 1
+            counts[at] += 1
+            paths.say(f"{verdict}  ({time.monotonic() - begin:.1f} s)")
+
+    lab = Lab(module.GROUP, engine, name)
+    sys.path.insert(0, lab.build.pythonpath)
+    try:
+        if getattr(module, "SERVERLESS", False):
+            with oracle.Oracle(lab.python) as lab.oracle:
+                run_checks(lab)
+        else:
+            with lab.running():
+                run_checks(lab)
+    except server.ServerError as e:
+        paths.say(f"FAIL  the server: {e}")
+        counts[1] += 1
+    return counts
+
+
+__all__ = ["Failure", "Group", "Lab", "Skipped", "client", "eventually", "proves", "require", "run_file"]

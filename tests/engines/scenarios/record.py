@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recording with the default configuration: one rank, eager, records read from another process."""
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from moorlab import compare, load, paths
+from moorlab.scenario import Group, eventually, proves, require
+
+GROUP = Group(tp=1, moor={})
+
+
+@proves("S1.1")
+def check_rows_are_the_tokens_that_went_through(lab):
+    cases = [([5, 6, 7, 8, 9], 3, 7), ([5, 6, 7, 8, 9], 1, 5), ([11], 1, 1), ([11], 2, 2)]
+    for prompt, sampled, rows in cases:
+        c = lab.one(prompt, sampled)
+        with lab.store.open(c.id, 10.0) as record:
+            require(record.rows == rows, f"prompt {len(prompt)} + {sampled} sampled: {record.rows} rows, {rows} expected")
+
+
+@proves("S1.2", "S1.3", "S1.20")
+def check_routes_are_the_oracles_and_the_responses(lab):
+    t = lab.expect_routes(lab.send(24, 8))
+    return f"{t.pairs} pairs"
+
+
+@proves("S1.15")
+def check_cached_prefix_has_its_rows(lab):
+    prefix = load.make_jobs(1, 900, "p", shared=1, prefix_len=160, prefix_seed=900)[0].prompt
+    first = lab.one(prefix, 4)
+    again = [lab.one(prefix + [7 + i, 8, 9], 6) for i in range(3)]
+    require(all(c.cached_tokens >= 128 for c in again), f"the engine had no prefix hits: {[c.cached_tokens for c in again]}")
+    t = lab.expect_routes([first, *again])
+    return f"{sum(c.cached_tokens for c in again)} cached tokens, {t.pairs} pairs"
+
+
+@proves("S1.15")
+def check_whole_prompt_cached(lab):
+    """The engine recomputes the last token of a fully cached prompt: that row is not doubled, none is missing."""
+    prompt = load.make_jobs(1, 901, "p", shared=1, prefix_len=128, prefix_seed=901)[0].prompt[:128]
+    a, b = lab.one(prompt, 4), lab.one(prompt, 4)
+    require(b.cached_tokens > 0, "the engine had no prefix hit")
+    lab.expect_routes([a, b])
+
+
+@proves("S1.15")
+def check_reset_empties_the_index(lab):
+    prompt = load.make_jobs(1, 902, "p", shared=1, prefix_len=128, prefix_seed=902)[0].prompt
+    first = lab.one(prompt, 4)
+    lab.client.reset_prefix_cache()
+    second = lab.one(prompt, 4)
+    require(second.cached_tokens == 0, "the reset did not empty the engine's cache")
+    lab.expect_routes([first, second])
+
+
+@proves("S1.1", "S1.16")
+def check_ids_of_a_group(lab):
+    """n samples share an id: Ambiguous with the full ids, open_many gives all in index order."""
+    import moor
+
+    label = lab.label()
+    group = lab.client.complete_many([5, 6, 7, 8, 9, 10], 6, label, temperature=1.0, n=3, ignore_eos=True, seed=3)
+    try:
+        lab.store.open(group[0].id, 10.0)
+        require(False, f"{group[0].id} means three records, and opened as one")
+    except moor.Ambiguous as e:
+        text = str(e)
+    for i in range(3):
+        require(f"{i}_cmpl-{label}-0-" in text, f"Ambiguous does not name sample {i}: {text}")
+    records = lab.store.open_many([group[0].id], 10.0)
+    require(len(records) == 3, f"open_many gives {len(records)} records of 3")
+    for i, record in enumerate(records):
+        require(record.request_id.startswith(f"{i}_cmpl-{label}-0-"), f"record {i} of open_many is {record.request_id}")
+    lab.expect_routes(group, ids=[r.request_id for r in records])
+    for record in records:
+        record.release()
+
+
+@proves("S1.1")
+def check_ids_of_several_prompts(lab):
+    label = lab.label()
+    both = lab.client.complete_many([[5, 6, 7], [8, 9, 10, 11]], 5, label, ignore_eos=True)
+    lab.expect_routes(both, ids=[f"cmpl-{label}-{i}" for i in range(2)])
+
+
+@proves("S1.1")
+def check_repeated_id_is_ambiguous(lab):
+    import moor
+
+    label = lab.label()
+    for _ in range(2):
+        c = lab.client.complete([5, 6, 7], 3, label)
+    try:
+        lab.store.open(c.id, 10.0)
+        require(False, "an id that two requests used opened as one record")
+    except moor.Ambiguous:
+        pass
+
+
+@proves("S1.22")
+def check_unknown_id(lab):
+    import moor
+
+    begin = time.monotonic()
+    try:
+        lab.store.open("cmpl-nobody-ever-sent-this", 0.3)
+        require(False, "a record of a request that never was")
+    except (moor.NotFound, moor.Timeout) as e:
+        require("cmpl-nobody-ever-sent-this" in str(e), f"the error does not name the id: {e}")
+    require(time.monotonic() - begin < 3, "the deadline of open() was not kept")
+
+
+@proves("S1.22")
+def check_open_waits_for_the_seal(lab):
+    import moor
+
+    jobs = [load.Job([5, 6, 7], 400, lab.label(), more=dict(ignore_eos=True))]
+    flying = load.Load(lab.client, jobs, 1).start()
+    rid = f"cmpl-{jobs[0].request_id}"
+    time.sleep(0.3)
+    try:
+        lab.store.open(rid, 0.05)
+        require(flying.done_count() == 1, "a record of a running request was opened")
+    except (moor.Timeout, moor.NotFound):
+        pass
+    with lab.store.open(rid, 120.0) as record:
+        rows = record.rows
+    result = flying.finish()
+    require(not result.failed, f"{result.failed}")
+    require(rows == 402, f"{rows} rows, 402 expected")
+
+
+@proves("S1.22", "S1.1")
+def check_abort_seals_once_with_right_rows(lab):
+    """The client goes away in the middle: one seal; the rows that are there are the oracle's for the same greedy text."""
+    import numpy as np
+
+    prompt, label = [21, 22, 23, 24, 25], lab.label()
+    whole = lab.one(prompt, 400)
+    seen = lab.client.start_and_drop(prompt, 400, label, read_chunks=5)
+    require(whole.tokens[:len(seen)] == seen, "greedy text differs between two runs")
+    record = eventually(lambda: lab.store.open(f"cmpl-{label}", 5.0), 10, "the aborted request's record")
+    require(len(prompt) + len(seen) - 1 <= record.rows < whole.rows, f"{record.rows} rows, the client saw {len(seen)} tokens")
+    want = lab.oracle.rows(lab.model(), {"w": whole.all_tokens})["w"]
+    lab.expect_clean(compare.against_oracle(label, np.asarray(record.array()), want.ids[:record.rows], want.gap))
+    rows = record.rows
+    record.release()
+    return f"{rows} rows"
+
+
+@proves("S1.18", "S1.22")
+def check_stop_token(lab):
+    whole = lab.one([31, 32, 33], 12)
+    stop = whole.tokens[5]
+    first = whole.tokens.index(stop)
+    cut = lab.one([31, 32, 33], 12, stop_token_ids=[stop], ignore_eos=False)
+    require(cut.finish == "stop" and len(cut.tokens) == first + 1, f"{cut.finish}, {len(cut.tokens)} tokens")
+    lab.expect_routes([cut])
+
+
+@proves("S2.2", "S2.5")
+def check_killed_consumer_leaks_no_lease(lab):
+    c = lab.one([5, 6, 7, 8], 8)
+    before = lab.number("leases")
+    code = ("import moor,sys,time\ns=moor.attach(sys.argv[1],10.0)\nr=s.open(sys.argv[2],10.0)\nv=r.segments()\n"
+            "print('held',flush=True)\ntime.sleep(60)\n")
+    env = dict(os.environ, MOOR_DIR=lab.server.dir, PYTHONPATH=lab.build.pythonpath)
+    p = subprocess.Popen([sys.executable, "-c", code, "default", c.id], env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        require(p.stdout.readline().strip() == "held", "the consumer could not open the record")
+        require(lab.number("leases") > before, "a held record is not counted as a lease")
+        p.send_signal(signal.SIGKILL)
+        p.wait()
+        eventually(lambda: lab.number("leases") == before, 2, "the killed consumer's lease ends")
+    finally:
+        p.kill()
+        p.wait()
+        p.stdout.close()
+    lab.expect_routes([lab.one([5, 6, 7, 8], 8)])
+
+
+@proves("S1.22")
+def check_dump_command(lab):
+    """`moor dump` from a third process prints the same rows."""
+    c = lab.one([41, 42, 43], 5)
+    env = dict(os.environ, MOOR_DIR=lab.server.dir, PYTHONPATH=lab.build.pythonpath)
+    got = subprocess.run([sys.executable, "-m", "moor", "dump", c.id], env=env, capture_output=True, text=True, timeout=60)
+    require(got.returncode == 0, f"moor dump: {got.returncode}: {got.stderr[-500:]}")
+    require(str(c.rows) in got.stdout, f"moor dump does not say {c.rows} rows: {got.stdout[:300]}")
+    got = subprocess.run([sys.executable, "-m", "moor", "dump", "cmpl-nobody"], env=env, capture_output=True, text=True, timeout=60)
+    require(got.returncode != 0 and "cmpl-nobody" in got.stderr, "moor dump of an unknown id")
+
+
+@proves("S1.20")
+def check_metrics_are_in_the_engines_own(lab):
+    rows = lab.client.metric_sum("moor_rows_total")
+    lab.one([5, 6, 7], 8)
+    require(lab.client.metric_sum("moor_rows_total") >= rows + 10, "moor_rows_total in /metrics does not move")
+
+
+@proves("DESIGN: join points")
+def check_no_hook_failed(lab):
+    require(lab.number("hook_errors") == 0, "a hook failed")
+    require(lab.number("capture_errors") == 0, "a capture failed")
+    paths.say(f"      {lab.server.log_text().count('moor')} lines of the log name moor")

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Enforce, two ranks: the gate at an update, the barrier before the KV cache resumes."""
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from moorlab import load, models, oracle
+from moorlab.client import HttpError
+from moorlab.scenario import Group, eventually, proves, require
+
+TIMEOUT_S = 4
+GROUP = Group(tp=2, engines=("vllm",), moor={
+    "gate": {"mode": "enforce", "drain_timeout_s": 60}, "barrier": {"mode": "enforce", "timeout_s": TIMEOUT_S},
+    "cleanup": {"mode": "light"}})
+
+
+def update(lab, which, label):
+    lab.client.start_update()
+    lab.client.update_weights(models.weights_file(lab.model(which)))
+    lab.client.finish_update(label)
+
+
+def gate_state(lab):
+    status = lab.store.gate.status()
+    return str(status["state"] if isinstance(status, dict) else status.state)
+
+
+@proves("S1.2", "DESIGN: one recorder of two ranks")
+def check_two_ranks_one_record(lab):
+    lab.client.init_weights()
+    t = lab.expect_routes(lab.send(16, 8))
+    return f"{t.pairs} pairs"
+
+
+@proves("S4.1", "S4.5", "S1.6")
+def check_update_under_load(lab):
+    """16 in flight finish, none is aborted, new ones wait; each record's one version is the weights that made it."""
+    flying = load.Load(lab.client, load.make_jobs(48, 5, lab.label(), tokens=(30, 60)), 16).start()
+    require(flying.wait_done(8, 120), "the load did not get going")
+    update(lab, 1, "one")
+    done_at_update = flying.done_count()
+    result = flying.finish()
+    require(not result.failed, f"lost: {result.failed}")
+    require(done_at_update < 48, "all were done before the update: the check proves nothing")
+    done = list(result.done.values())
+    require(all(c.finish == "length" for c in done), "a request did not run to its end")
+    routes = [lab.oracle.rows(lab.model(w), {c.id: c.all_tokens for c in done}) for w in (0, 1)]
+    by_weights, epochs = ([], []), {}
+    for c in done:
+        agree = [oracle.greedy_agreement(r[c.id], c.all_tokens, len(c.prompt)) for r in routes]
+        whole = [w for w in (0, 1) if agree[w][0] == agree[w][1]]
+        require(len(whole) == 1, f"{c.id}: tokens of no one weight set: {agree}")
+        by_weights[whole[0]].append(c)
+        with lab.store.open(c.id, 10.0) as record:
+            versions = [tuple(v[:2]) for v in record.versions]
+        require(len(versions) == 1, f"{c.id}: versions {versions}: it straddled the update")
+        epochs.setdefault(versions[0][1], set()).add(whole[0])
+    require(by_weights[0] and by_weights[1], f"{len(by_weights[0])} and {len(by_weights[1])}: the update was not in the middle")
+    require(len(epochs) == 2 and epochs[min(epochs)] == {0} and epochs[max(epochs)] == {1}, f"epochs {epochs}")
+    for w in (0, 1):
+        lab.expect_routes(by_weights[w], which=w)
+    require(gate_state(lab) in ("open", "0"), f"the gate is {gate_state(lab)} after the update")
+    return f"{len(by_weights[0])} before, {len(by_weights[1])} after, epochs {sorted(epochs)}"
+
+
+@proves("S4.1", "S4.3")
+def check_arrivals_wait_while_the_gate_is_sealed(lab):
+    path = models.weights_file(lab.model(0))
+    lab.client.start_update()
+    flying = load.Load(lab.client, [load.Job([5, 6, 7], 4, lab.label())], 1).start()
+    time.sleep(1.0)
+    require(flying.done_count() == 0, "a request was answered between start_weight_update and finish_weight_update")
+    lab.client.update_weights(path)
+    lab.client.finish_update("two")
+    result = flying.finish(60)
+    require(not result.failed, f"{result.failed}")
+    lab.expect_routes(list(result.done.values()), which=0)
+
+
+@proves("S4.9")
+def check_update_that_one_rank_rejects(lab):
+    """All report the error, the gate stays closed, the version stays; a good update then reopens."""
+    path, label = models.weights_file(lab.model(1)), lab.client.weight_version()
+    lab.client.start_update()
+    try:
+        lab.client.update_weights(path, fail_rank=1)
+        require(False, "an update that a rank rejected was reported as done")
+    except HttpError:
+        pass
+    require(gate_state(lab) not in ("open", "0"), "the gate is open after a rejected update")
+    require(lab.client.weight_version() == label, "the label moved")
+    flying = load.Load(lab.client, [load.Job([5, 6, 7], 4, lab.label())], 1).start()
+    time.sleep(1.0)
+    require(flying.done_count() == 0, "a request ran on weights that were installed in part")
+    try:
+        lab.client.start_update()  # vLLM's rank 0 still has its session open and says so; rank 1 starts one
+    except HttpError:
+        pass
+    lab.client.update_weights(path)
+    lab.client.finish_update("three")
+    result = flying.finish(60)
+    require(not result.failed, f"{result.failed}")
+    lab.expect_routes(list(result.done.values()), which=1)
+
+
+@proves("S6.1", "S6.2")
+def check_light_cleanup_is_counted(lab):
+    stats = str(lab.stats())
+    require("cleanup" in stats, "stats() says nothing about cleanup")
+
+
+class Holder:
+    """A trainer in a process of its own that holds cpu:0."""
+
+    def __init__(self, lab, label):
+        code = ("import moor,sys\ns=moor.attach('default',10.0)\nh=s.hold('cpu:0',sys.argv[1])\nh.__enter__()\n"
+                "print('held',flush=True)\nsys.stdin.readline()\nh.__exit__(None,None,None)\n"
+                "print('released',flush=True)\nsys.stdin.readline()\n")
+        env = dict(os.environ, MOOR_DIR=lab.server.dir, PYTHONPATH=lab.build.pythonpath)
+        self.p = subprocess.Popen([sys.executable, "-c", code, label], env=env, stdin=subprocess.PIPE,
+                                  stdout=subprocess.PIPE, text=True)
+        require(self.p.stdout.readline().strip() == "held", "the trainer could not take its hold")
+
+    def release(self):
+        self.p.stdin.write("\n")
+        self.p.stdin.flush()
+        require(self.p.stdout.readline().strip() == "released", "the trainer could not release its hold")
+
+    def end(self, sig=signal.SIGTERM):
+        self.p.send_signal(sig)
+        self.p.wait()
+        self.p.stdin.close()
+        self.p.stdout.close()
+
+
+def wake_in_thread(lab):
+    out = {}
+
+    def work():
+        try:
+            lab.client.wake_up("kv_cache")
+            out["error"] = None
+        except Exception as e:
+            out["error"] = e
+        out["at"] = time.monotonic()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, out
+
+
+def put_to_sleep(lab):
+    lab.client.sleep(1)
+    lab.client.wake_up("weights")
+
+
+@proves("S5.1", "S4.8")
+def check_no_hold_no_wait(lab):
+    put_to_sleep(lab)
+    begin = time.monotonic()
+    lab.client.wake_up("kv_cache")
+    took = time.monotonic() - begin
+    require(took < 1.0, f"nobody holds anything, and the wake-up took {took:.2f} s")
+    lab.expect_routes([lab.one([5, 6, 7], 6)], which=1)
+
+
+@proves("S5.1")
+def check_kv_waits_for_the_trainers_hold(lab):
+    put_to_sleep(lab)
+    holder = Holder(lab, "actor-update")
+    try:
+        thread, out = wake_in_thread(lab)
+        time.sleep(1.0)
+        require("at" not in out, "the KV cache woke while a trainer held the device")
+        before = time.monotonic()
+        holder.release()
+        thread.join(10)
+        require(out.get("error", 1) is None, f"the wake-up failed: {out.get('error')}")
+        late = out["at"] - before
+    finally:
+        holder.end()
+    lab.expect_routes([lab.one([5, 6, 7], 6)], which=1)
+    return f"awake {late * 1e3:.0f} ms after the release"
+
+
+@proves("S5.1", "S5.3")
+def check_a_killed_trainers_hold_ends(lab):
+    put_to_sleep(lab)
+    holder = Holder(lab, "actor-killed")
+    thread, out = wake_in_thread(lab)
+    time.sleep(0.5)
+    holder.end(signal.SIGKILL)
+    killed = time.monotonic()
+    thread.join(10)
+    require(out.get("error", 1) is None, f"the wake-up failed: {out.get('error')}")
+    require(out["at"] - killed < 1.0, f"{out['at'] - killed:.2f} s after the holder's death")
+
+
+@proves("S5.3")
+def check_deadline_names_the_holder_and_refuses(lab):
+    put_to_sleep(lab)
+    holder = Holder(lab, "actor-forgot")
+    try:
+        begin = time.monotonic()
+        thread, out = wake_in_thread(lab)
+        thread.join(TIMEOUT_S + 20)
+        require("at" in out, "the wake-up did not come back")
+        took = out["at"] - begin
+        require(isinstance(out["error"], HttpError), f"the KV cache woke beside a hold after {took:.1f} s")
+        require(TIMEOUT_S - 1 < took < TIMEOUT_S + 5, f"the deadline of {TIMEOUT_S} s came after {took:.1f} s")
+        text = lab.server.log_text() + str(out["error"])
+        require("actor-forgot" in text and str(holder.p.pid) in text, "the error names neither label nor pid of the holder")
+        require(lab.client.is_sleeping(), "the engine says it is awake after a refused wake-up")
+    finally:
+        holder.end()
+    lab.client.wake_up("kv_cache")
+    lab.expect_routes([lab.one([5, 6, 7], 6)], which=1)
+    eventually(lambda: lab.number("barrier_timeouts") >= 1, 2, "barrier_timeouts_total")
+
+
+@proves("S4.10")
+def check_doubled_calls_are_harmless(lab):
+    lab.client.wake_up("kv_cache")
+    lab.client.resume()
+    lab.client.resume()
+    lab.expect_routes([lab.one([5, 6, 7], 6)], which=1)
