@@ -14,7 +14,8 @@ file(CONFIGURE OUTPUT ${MOOR_DIST_INFO}/entry_points.txt CONTENT
 
 # The package's Python files, beside the binaries in the build tree.
 file(GLOB moor_python_files CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/plugin/python
-  ${PROJECT_SOURCE_DIR}/plugin/python/moor/*.py)
+  ${PROJECT_SOURCE_DIR}/plugin/python/moor/*.py ${PROJECT_SOURCE_DIR}/plugin/python/moor/*.pyi
+  ${PROJECT_SOURCE_DIR}/plugin/python/moor/py.typed)
 set(moor_python_copies)
 foreach(file IN LISTS moor_python_files)
   add_custom_command(OUTPUT ${PROJECT_BINARY_DIR}/python/${file}

@@ -3,6 +3,7 @@
 #include "module.h"
 
 #include "hooks/engine/capture.h"
+#include "consumer.h"
 #include "loading.h"
 
 #include <stddef.h>
@@ -11,6 +12,7 @@
 static int (*const parts[])(PyObject *module) = {
     moor_py_loading_init,
     moor_py_capture_init,
+    moor_py_consumer_init,
 };
 
 static const moor_api *api;
