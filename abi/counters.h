@@ -37,7 +37,9 @@
     X(WEIGHT_UPDATES, "weight_updates_total", "Times the weight epoch moved")                                                  \
     X(GATE_DRAIN_NS, "gate_drain_ns_total", "Nanoseconds spent in drains")                                                     \
     X(GATE_SEALED_NS, "gate_sealed_ns_total", "Nanoseconds the gate was sealed")                                               \
-    X(BARRIER_WAIT_NS, "barrier_wait_ns_total", "Nanoseconds ranks waited in resume barriers")
+    X(BARRIER_WAIT_NS, "barrier_wait_ns_total", "Nanoseconds ranks waited in resume barriers")                                 \
+    X(BARRIER_WOULD_WAIT, "barrier_would_wait_total", "Ranks that enforce would have kept waiting (observe)")                  \
+    X(BARRIER_BROKEN, "barrier_broken_total", "Resume barriers broken by a rank that died")
 
 enum moor_counter {
 #define X(id, name, help) MOOR_C_##id,

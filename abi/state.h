@@ -21,10 +21,12 @@
 #define MOOR_STATE_VERSION 1u
 
 enum {
-    MOOR_MAX_PROCESSES = 256,
+    MOOR_MAX_PROCESSES = 256, /* a slot is 8 bits of a ticket's word */
     MOOR_MAX_TICKETS = 8192,
     MOOR_TICKET_WINDOW = 64, /* cells probed from the hash's own; a full window is MOOR_E_FULL, counted, never a wait */
+    MOOR_TICKET_RECORDS = 65535,
     MOOR_MAX_RANKS = 1024,
+    MOOR_MAX_EXTERNAL = 64, /* external arrivals of a resume barrier */
     MOOR_MAX_REPLICAS = 64,
     MOOR_MAX_BARRIERS = 16, /* named barriers */
     MOOR_EPOCH_LABELS = 256,
@@ -38,63 +40,85 @@ typedef struct moor_hash128 {
     uint64_t lo, hi;
 } moor_hash128; /* XXH3-128 of an id; the all-zero value means "none" */
 
+/* Text that is read while it may be rewritten: bytes in 64-bit atomics, NUL terminated (hooks/shared_text.h). */
+#define MOOR_SHARED_TEXT(name, bytes) _Atomic uint64_t name[(bytes) / 8]
+
 typedef struct moor_state_process {
     _Alignas(64) _Atomic uint32_t used; /* 0 free, 1 being filled, 2 published */
     uint32_t pid, roles, rank, world_size, dp_rank;
     uint64_t started_ns;
     char engine[16];
-    _Atomic uint64_t in_flight; /* tickets this process holds */
+    _Atomic uint64_t waiting; /* requests of this process that wait at the gate; zeroed by the slot's next owner */
 } moor_state_process;
 
-/* One admitted request. `word`: 0 free; else serial << 8 | flags. */
+/*
+ * One admitted request. word = serial:32 | owner's slot:8 | records still to be stored:16 | flags:8; flags 0 = free, the serial
+ * stays, so that a ticket of an earlier use is told from this one's. One word, because "ended" and "stored" settle a request
+ * together and exactly one of the two may see that it was the last. Everything else is written while BUSY.
+ */
 typedef struct moor_state_ticket {
     _Alignas(128) _Atomic uint64_t word;
-    moor_hash128 id_hash; /* of the id given to gate_enter */
-    uint64_t epoch, t_enter_ns;
-    _Atomic int32_t records_left; /* records that must still be stored */
-    uint32_t process;             /* slot of the process that holds it */
-    _Atomic uint64_t rows;
-    char id[48]; /* cut; for messages only */
+    _Atomic uint64_t hash_lo, hash_hi; /* of the id given to gate_enter */
+    _Atomic uint64_t epoch, t_enter_ns;
+    _Atomic uint64_t rows;    /* serial:32 | rows of the records stored so far:32 */
+    MOOR_SHARED_TEXT(id, 80); /* cut; for receipts and messages only */
 } moor_state_ticket;
-enum { MOOR_TICKET_BUSY = 1, MOOR_TICKET_READY = 2, MOOR_TICKET_ENDED = 4, MOOR_TICKET_WAITING = 8 };
+enum { MOOR_TICKET_BUSY = 1, MOOR_TICKET_READY = 2, MOOR_TICKET_ENDED = 4 };
 
 typedef struct moor_state_gate {
     _Alignas(64) _Atomic uint64_t word; /* seq << 8 | poisoned << 4 | MOOR_GATE_*; every transition raises seq */
-    _Alignas(64) _Atomic uint32_t futex; /* raised at every transition and every settled ticket while sealed */
-    _Atomic uint64_t epoch;
-    _Atomic uint64_t sealed_at_ns;
-    _Atomic uint64_t waiting, seals, installs, reopens, would_wait;
-    _Atomic uint64_t next_serial;
-    _Atomic uint32_t poison_lock; /* 0/1: poison_reason is being written; a reader that sees 1 shows what is there */
-    char poison_reason[192];
+    _Atomic uint64_t epoch;             /* of the weights; starts at 1 */
+    _Alignas(64) _Atomic uint32_t opened; /* futex of requests that wait: raised by reopen */
+    _Atomic uint32_t settled;             /* futex of a drain: raised by everything that settles while not open */
+    _Atomic uint64_t sealed_at_ns, swept_at_ns, epoch_at_seal, installed_epoch;
+    _Atomic uint32_t sealed_by; /* process slot + 1; 0 a consumer */
+    _Atomic uint64_t seals, installs, reopens, would_wait;
+    _Atomic uint64_t poisons; /* poisonings ever; the last four reasons are kept */
     struct {
-        _Atomic uint64_t epoch; /* 0 free; written last */
-        char label[MOOR_LABEL_BYTES];
+        _Atomic uint64_t number; /* 0 while being written, else which poisoning this is, from 1 */
+        MOOR_SHARED_TEXT(text, 192);
+    } poison[4];
+    struct {
+        _Atomic uint64_t epoch; /* 0 while free or being written */
+        MOOR_SHARED_TEXT(label, MOOR_LABEL_BYTES);
     } labels[MOOR_EPOCH_LABELS]; /* cell epoch % MOOR_EPOCH_LABELS */
 } moor_state_gate;
 
+/* Update sessions. A session lasts while any process' bit is set; it may move the epoch once by itself. */
 typedef struct moor_state_weights {
     _Alignas(64) _Atomic uint64_t used_epoch; /* highest epoch under which a row was recorded or a request admitted */
-    _Atomic uint64_t sessions;                /* update sessions ever begun */
-    _Atomic uint32_t depth;                   /* sessions open */
-    _Atomic uint64_t bumped_session;          /* session that already moved the epoch */
-    _Atomic uint64_t seen[8];                 /* by MOOR_WEIGHTS_* */
-    _Atomic uint32_t unknown;                 /* 1: an update ended badly, the version of the weights is unknown */
+    _Alignas(64) _Atomic uint64_t session;    /* number of the open or last session */
+    _Atomic uint64_t moved_session;           /* the session that moved the epoch last */
+    _Atomic uint64_t open[MOOR_MAX_PROCESSES / 64]; /* a bit per process slot: it is inside the session */
+    _Atomic uint32_t depth[MOOR_MAX_PROCESSES];     /* nesting; only the slot's own process changes it */
+    _Atomic uint32_t kinds[MOOR_MAX_PROCESSES];     /* bits 1 << MOOR_WEIGHTS_* begun in it */
+    _Atomic uint64_t seen[8];                       /* by MOOR_WEIGHTS_* */
+    _Atomic uint64_t unknown; /* 0, or 1 + number of the session that ended badly: the version of the weights is unknown */
 } moor_state_weights;
 
-/* One meeting place. Decided once per generation: `word` = generation << 8 | outcome. */
+/*
+ * One meeting place. The generation in `word` is the open round; deciding it is one compare-and-swap of the word to the next
+ * generation, which also shifts the outcome in, so that it happens once and for everyone. A rank has arrived in the open
+ * round when its cell carries that generation: nothing is ever reset. Cell 0 = never arrived.
+ */
 typedef struct moor_state_barrier {
-    _Alignas(64) _Atomic uint64_t word;
-    _Atomic uint32_t futex;
-    _Atomic uint32_t world; /* size of the round, set by its first arriver */
-    _Atomic uint64_t arrived[MOOR_MAX_RANKS / 64];
-    _Atomic uint32_t external; /* external arrivals in this generation */
-    uint32_t reserved;
-    _Atomic uint64_t arrived_slot[MOOR_MAX_RANKS / 4]; /* 16 bits a rank: process slot + 1 of the arriver, for liveness */
+    _Alignas(64) _Atomic uint64_t word; /* generation:32 | 16 outcomes of 2 bits, the last round's lowest */
+    _Atomic uint64_t size;              /* generation:32 | external:16 | world:16; set by the round's first rank */
+    _Atomic uint32_t futex;             /* raised by every arrival and decision */
+    _Atomic uint64_t duty_ns;           /* when the next waiter looks for the dead and for holds */
     _Atomic uint64_t passed, timeouts, broken, last_wait_ns, max_wait_ns;
-    _Atomic uint32_t named; /* 0 free, 1 being named, 2 named */
+    _Atomic uint32_t named;        /* 0 free, 1 being named, 2 named */
+    _Atomic uint32_t missing, holders;
+    _Atomic uint64_t told;         /* 1 + generation that text, missing and holders are about; 0 while they are written */
+    MOOR_SHARED_TEXT(text, 512);
     char name[MOOR_LABEL_BYTES];
+    _Atomic uint64_t arrived[MOOR_MAX_RANKS];     /* generation:32 | process slot + 1, or MOOR_BARRIER_STRANGER */
+    _Atomic uint64_t external[MOOR_MAX_EXTERNAL]; /* the same for external arrivals */
+    struct {
+        MOOR_SHARED_TEXT(name, MOOR_LABEL_BYTES);
+    } device[MOOR_MAX_RANKS]; /* of the ranks that have arrived, "" when none */
 } moor_state_barrier;
+enum { MOOR_BARRIER_STRANGER = 0xFFFF }; /* arrived from a process without a slot */
 
 typedef struct moor_state_cleanup {
     _Alignas(64) _Atomic uint64_t count[8][8]; /* [phase][kind] */
@@ -133,5 +157,6 @@ typedef struct moor_state {
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "the shared state needs lock-free 64-bit atomics");
 _Static_assert(sizeof(moor_state_ticket) == 128, "a ticket is two cache lines");
+_Static_assert(MOOR_MAX_PROCESSES == 256, "a ticket's word has 8 bits for the slot");
 
 #endif

@@ -4,6 +4,11 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 
+#include "../hooks/barrier.h"
+#include "../hooks/cleanup.h"
+#include "../hooks/gate.h"
+#include "../hooks/holds.h"
+#include "../hooks/weights.h"
 #include "config.h"
 #include "process.h"
 
@@ -43,6 +48,29 @@ static const moor_api table = {
     .process_instance = moor_process_instance,
     .process_dir = moor_process_dir,
     .log = moor_process_log,
+
+    .gate_enter = moor_gate_enter,
+    .gate_leave = moor_gate_leave,
+    .gate_seal = moor_gate_seal,
+    .gate_drain = moor_gate_drain,
+    .gate_install = moor_gate_install,
+    .gate_reopen = moor_gate_reopen,
+    .gate_poison = moor_gate_poison,
+    .gate_acknowledge = moor_gate_acknowledge,
+    .gate_status = moor_gate_get_status,
+
+    .weights_begin = moor_weights_begin,
+    .weights_touched = moor_weights_touched,
+    .weights_end = moor_weights_end,
+    .weights_label = moor_weights_label,
+    .weights_epoch = moor_weights_epoch,
+
+    .resume_arrive = moor_resume_arrive,
+    .hold_take = moor_hold_take,
+    .hold_release = moor_hold_release,
+
+    .cleanup_window = moor_cleanup_window,
+    .cleanup_count = moor_cleanup_count,
 
     .count = moor_count,
     .text_free = text_free,

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "../allocator/locks.h"
+#include "../hooks/member.h"
 #include "config.h"
 #include "instance.h"
 
@@ -49,6 +50,10 @@ static struct membership *membership(const moor_process *process)
 static void cell_fill(moor_process *process, const moor_process_args *args)
 {
     moor_state_process *cell = &process->state->processes[process->slot];
+    if (atomic_load(&cell->used) != 0) { /* its last process died: what it left must not pass for ours */
+        moor_member member = moor_member_of(process);
+        moor_slot_ended(&member, process->slot);
+    }
     atomic_store(&cell->used, 1);
     cell->pid = (uint32_t)process->pid;
     __atomic_store_n(&cell->roles, args->roles, __ATOMIC_RELAXED);
@@ -58,7 +63,7 @@ static void cell_fill(moor_process *process, const moor_process_args *args)
     cell->started_ns = moor_now_ns();
     memset(cell->engine, 0, sizeof(cell->engine));
     snprintf(cell->engine, sizeof(cell->engine), "%s", args->engine ? args->engine : "");
-    atomic_store(&cell->in_flight, 0);
+    atomic_store(&cell->waiting, 0);
     atomic_store(&cell->used, 2);
 }
 
@@ -189,7 +194,7 @@ void moor_process_leave(moor_process *process)
     unexport_environment(process);
     /* A cell with tickets in flight stays, as that of a process that is gone: the gate must see them unsettled. */
     moor_state_process *cell = &process->state->processes[process->slot];
-    if (atomic_load(&cell->in_flight) == 0)
+    if (!moor_slot_busy(process->state, process->slot))
         atomic_store(&cell->used, 0);
     moor_instance_leave(&membership(process)->instance, 1);
     pthread_mutex_unlock(&join_mutex);

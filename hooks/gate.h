@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gate.h — the request gate: no request straddles a weight change unnoticed (SEMANTICS 4). Called by the adapters (front end:
+ * enter, leave; whoever runs the update: seal, drain, install, reopen), by consumers through moor_gate_verb, and by the store, which
+ * reports stored records. Owns state->gate; one word moved by compare-and-swap, no lock.
+ *
+ * States: open → sealed → drained → open; poisoned is a bit beside them, sticky until acknowledged: it blocks drain, install and
+ * reopen, in every mode. What is a no-op (seal of a sealed gate, reopen of an open one, acknowledge without poison, drain of a drained
+ * gate) returns MOOR_OK, changes nothing and says so in the log at level info.
+ *
+ * Modes (config gate.mode). enforce: as above. observe: enter admits at once and counts would_wait; drain does not wait (it
+ * logs what was in flight); install is allowed in any state; nothing is refused but for poison. off: enter gives an empty
+ * ticket, seal, drain and reopen do nothing; install still moves the epoch.
+ *
+ * An event loop may poll: enter, drain and reopen with timeout 0 look once and do not sleep. A drain that is polled counts no
+ * time-out (moor_gate_drain_timeouts_total): its caller knows the deadline and counts.
+ */
+#ifndef MOOR_GATE_H
+#define MOOR_GATE_H
+
+#include "member.h"
+
+/* moor_api members; contracts in moor.h. */
+moor_status moor_gate_enter(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout, moor_ticket *out);
+/* outcome FAILED says that no record will come (refused before the engine had it): the ticket settles at once. */
+moor_status moor_gate_leave(moor_process *process, moor_ticket *ticket, uint32_t outcome, moor_receipt *receipt);
+moor_status moor_gate_seal(moor_process *process);
+moor_status moor_gate_drain(moor_process *process, double timeout);
+moor_status moor_gate_install(moor_process *process, const char *label, int keep_in_flight, uint64_t *epoch);
+/* enforce: waits until no weight update session is open, so that nobody is admitted to half-loaded weights. */
+moor_status moor_gate_reopen(moor_process *process, double timeout);
+moor_status moor_gate_poison(moor_process *process, const char *reason);
+moor_status moor_gate_acknowledge(moor_process *process);
+/* The member gate_status; that name is the struct's. */
+moor_status moor_gate_get_status(moor_process *process, moor_gate_status *out);
+
+/* Once, by whoever creates the state, before anybody else maps it: the epoch starts at 1. */
+void moor_gate_init(moor_state *state);
+
+/* client_gate for a member: verb is "seal", "drain", "install", "install-keep", "reopen", "acknowledge" or "status". out may be
+ * NULL except for "status"; it is filled on success. */
+moor_status moor_gate_verb(const moor_member *member, const char *verb, const char *label, double timeout, moor_gate_status *out);
+moor_status moor_gate_read(const moor_member *member, moor_gate_status *out);
+void moor_gate_set_poison(moor_state *state, const char *reason);
+
+/* A record became terminal in the store (sealed and finalised, complete or not; also a seal for a request of which no row was
+ * ever recorded). id: the core's id; alias: the front end's, all-zero when none. The ticket of either has one record less to wait
+ * for. Any thread of any process; takes microseconds, no system call unless the gate is closed. */
+void moor_gate_record_stored(moor_state *state, moor_hash128 id, moor_hash128 alias, uint64_t rows);
+
+/* A ticket's cell was freed: wakes a drain when there may be one. */
+void moor_gate_ticket_settled(moor_state *state);
+
+#endif
