@@ -44,7 +44,7 @@ class Server:
 
     def __init__(self, model, python, *, tp=1, moor=None, build=None, args=(), dtype="float32",
                  eager=True, max_model_len=512, block_size=None, env=None, name="server",
-                 start_timeout=240.0, log_dir=None, weight_transfer=True, echo=None):
+                 start_timeout=420.0, log_dir=None, weight_transfer=True, echo=None):
         self.model, self.python, self.tp, self.moor, self.build = model, python, tp, moor, build
         self.args, self.dtype, self.eager = list(args), dtype, eager
         self.max_model_len, self.block_size = max_model_len, block_size
