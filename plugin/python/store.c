@@ -33,8 +33,8 @@ static void store_dealloc(PyObject *self)
 typedef moor_status attempt_fn(void *what, double timeout);
 
 /* Repeats attempt until it is decided or the deadline passes. True: *status is its result; false: a signal's handler
- * raised. A failure that a longer wait could have turned into success (`again`) is tried again; the last attempt's
- * text stays the thread's. */
+ * raised. MOOR_E_TIMEOUT and `again` (MOOR_OK: nothing else) are failures that a longer wait may turn into success; the
+ * last attempt's text stays the thread's. */
 static bool attempt_until(attempt_fn *attempt, void *what, double deadline, moor_status again, moor_status *status)
 {
     for (;;) {
@@ -43,7 +43,8 @@ static bool attempt_until(attempt_fn *attempt, void *what, double deadline, moor
         Py_BEGIN_ALLOW_THREADS
         *status = attempt(what, now);
         Py_END_ALLOW_THREADS
-        if ((*status != MOOR_E_TIMEOUT && *status != again) || left <= slice_s)
+        bool wait_more = *status && (*status == MOOR_E_TIMEOUT || *status == again);
+        if (!wait_more || left <= slice_s)
             return true;
         if (PyErr_CheckSignals() < 0)
             return false;
