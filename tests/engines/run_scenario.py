@@ -20,6 +20,7 @@ def main():
     p.add_argument("--engine", default="vllm")
     p.add_argument("--only", help="run the checks whose name contains this")
     args = p.parse_args()
+    paths.end_on_sigterm()
     spec = importlib.util.spec_from_file_location(f"scenario_{args.name}", os.path.join(HERE, "scenarios", args.name + ".py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

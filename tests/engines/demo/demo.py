@@ -417,6 +417,7 @@ def main():
     p.add_argument("--no-overhead", action="store_true")
     p.add_argument("--broken", choices=("shift", "drop", "gate", "barrier"),
                    help="break Moor on purpose: the demo must then fail")
+    paths.end_on_sigterm()
     demo = Demo(p.parse_args())
     if demo.python is None:
         print("demo: no engine environment (scripts/engine-env vllm makes it)")

@@ -182,16 +182,34 @@ def check_killed_consumer_leaks_no_lease(lab):
     lab.expect_routes([lab.one([5, 6, 7, 8], 8)])
 
 
-@proves("S1.22")
+@proves("S1.20", "S1.22")
 def check_dump_command(lab):
-    """`moor dump` from a third process prints the same rows."""
+    """`moor dump` is a third process that knows only the C ABI: the same rows, bit for bit."""
+    import io
+
+    import numpy as np
+
     c = lab.one([41, 42, 43], 5)
-    env = dict(os.environ, MOOR_DIR=lab.server.dir, PYTHONPATH=lab.build.pythonpath)
-    got = subprocess.run([sys.executable, "-m", "moor", "dump", c.id], env=env, capture_output=True, text=True, timeout=60)
+    env = dict(os.environ, MOOR_DIR=lab.server.dir)
+    got = subprocess.run([lab.build.command, "dump", "--npy", "-", c.id], env=env, capture_output=True, timeout=60)
     require(got.returncode == 0, f"moor dump: {got.returncode}: {got.stderr[-500:]}")
-    require(str(c.rows) in got.stdout, f"moor dump does not say {c.rows} rows: {got.stdout[:300]}")
-    got = subprocess.run([sys.executable, "-m", "moor", "dump", "cmpl-nobody"], env=env, capture_output=True, text=True, timeout=60)
-    require(got.returncode != 0 and "cmpl-nobody" in got.stderr, "moor dump of an unknown id")
+    with lab.store.open(c.id, 10.0) as record:
+        wrong = compare.bit_for_bit(c.id, np.load(io.BytesIO(got.stdout)), np.asarray(record.array()))
+    require(wrong is None, f"moor dump against the record: {wrong}")
+    got = subprocess.run([lab.build.command, "dump", "-t", "0.2", "cmpl-nobody"], env=env, capture_output=True, timeout=60)
+    require(got.returncode != 0 and b"cmpl-nobody" in got.stderr, f"moor dump of an unknown id: {got.returncode}, {got.stderr}")
+
+
+@proves("DESIGN: status")
+def check_status_command(lab):
+    import json
+
+    env = dict(os.environ, MOOR_DIR=lab.server.dir)
+    got = subprocess.run([lab.build.command, "status", "--json"], env=env, capture_output=True, timeout=60)
+    require(got.returncode == 0, f"moor status: {got.returncode}: {got.stderr[-500:]}")
+    json.loads(got.stdout)
+    got = subprocess.run([lab.build.command, "status", "--prometheus"], env=env, capture_output=True, text=True, timeout=60)
+    require("moor_rows_total" in got.stdout, f"moor status --prometheus has no moor_rows_total: {got.stdout[:300]}")
 
 
 @proves("S1.20")

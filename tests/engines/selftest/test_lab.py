@@ -3,6 +3,7 @@
 
 Plain unittest, no engine.  test_oracle needs torch and transformers and is skipped without them.
 """
+import importlib.util
 import json
 import os
 import subprocess
@@ -231,6 +232,20 @@ class Servers(unittest.TestCase):
             s.start()
         self.assertIsNone(s.proc)
 
+    def test_dies_with_a_test_that_is_killed(self):
+        code = ("import sys,time\nsys.path.insert(0,%r)\nfrom moorlab import server\n"
+                "class Fake(server.Server):\n"
+                "    def _command(self): return [sys.executable,'-c',%r,str(self.port)]\n"
+                "s=Fake('m',sys.executable,name='selftest-orphan').start()\nprint(s.proc.pid,s.dir,flush=True)\ntime.sleep(60)\n"
+                % (os.path.join(os.path.dirname(HERE), "lib"), self.HEALTHY + self.SERVE))
+        p = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        sid, folder = p.stdout.readline().split()
+        p.kill()
+        p.wait()
+        p.stdout.close()
+        self.assertFalse(procs.wait_gone(int(sid), 10))
+        os.rmdir(folder)
+
     def test_a_process_left_behind_is_an_error_and_is_ended(self):
         s = self.fake("import subprocess,sys\nsubprocess.Popen([sys.executable,'-c',"
                       "'import signal,time; signal.signal(signal.SIGINT,signal.SIG_IGN); time.sleep(60)'])\n"
@@ -256,7 +271,7 @@ class Models(unittest.TestCase):
 
 
 def have_torch():
-    return subprocess.run([sys.executable, "-c", "import torch, transformers"], capture_output=True).returncode == 0
+    return all(importlib.util.find_spec(m) for m in ("torch", "transformers"))
 
 
 @unittest.skipUnless(have_torch(), "needs torch and transformers")

@@ -3,6 +3,7 @@
 and everything that is written lies below the checkout (git-ignored) or in a
 temporary directory."""
 import os
+import signal
 import sys
 
 LIB = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -38,6 +39,7 @@ class MoorBuild:
     def __init__(self, pythonpath, preload):
         self.pythonpath = pythonpath
         self.preload = preload
+        self.command = os.path.join(os.path.dirname(pythonpath), "bin", "moor")
 
 
 def find_moor():
@@ -74,6 +76,14 @@ def lab_env(extra=None):
     add_to_pythonpath(env, LIB)
     env.update(extra or {})
     return env
+
+
+def end_on_sigterm():
+    """SIGTERM leaves through the context managers, so that a stopped test stops its servers."""
+    def leave(signum, frame):
+        raise SystemExit(128 + signum)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def say(text):

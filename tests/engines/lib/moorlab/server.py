@@ -8,6 +8,7 @@ The server leads a session of its own, has its own MOOR_DIR and port, and is
 stopped with all its processes; what is left behind is an error.  It dies with
 the end of its log when it does not come up in time.
 """
+import ctypes
 import json
 import os
 import re
@@ -23,6 +24,14 @@ from . import client, paths, procs
 
 class ServerError(RuntimeError):
     pass
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _die_with_parent():
+    """In the child: SIGTERM when the test that started it is killed (CTest's timeout is a SIGKILL)."""
+    _libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def free_port():
@@ -99,7 +108,7 @@ class Server:
         with open(self.log, "w") as log:
             self.proc = subprocess.Popen(self._command(), env=self._env(), stdout=log,
                                          stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                         start_new_session=True)
+                                         start_new_session=True, preexec_fn=_die_with_parent)
         try:
             self._wait_healthy(begin + self.start_timeout)
         except BaseException:
