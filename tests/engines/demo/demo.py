@@ -19,7 +19,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "lib"))
 
-from moorlab import compare, load, models, oracle, paths, server  # noqa: E402
+from moorlab import compare, load, models, numbers, oracle, paths, server  # noqa: E402
 
 FIRST, SECOND = "first", "second"
 ENGINES = ("vllm",)
@@ -312,6 +312,9 @@ class Demo:
         self.times["cycle"] = time.monotonic() - begin
         if self.trainer:
             self.stats = self.trainer.ask("stats")["stats"]
+            left = numbers.total(self.stats, "leases")
+            if left:
+                self.problems.append(f"{left} leases are left after every record was released: {numbers.find(self.stats, 'leases')}")
 
     # Epochs are Moor's own numbers: read them from a request of which we know the weights.
     def learn_epochs(self):
@@ -385,6 +388,10 @@ class Demo:
                                      for d, i, t in self.gate)),
                   ("barrier", ", ".join(f"KV resume took {b * 1e3:.0f} ms" for b in self.barrier)
                    + (f", trainer held for {self.args.hold_s * 1e3:.0f} ms" if self.trainer else ", no barrier"))]
+        if self.trainer:
+            lines.append(("by Moor's counters", ", ".join(f"{text} {numbers.total(self.stats, name) / 1e6:.1f} ms" for text, name in (
+                ("gate sealed", "gate_sealed_ns"), ("drains", "gate_drain_ns"), ("ranks waited in barriers", "barrier_wait_ns"))
+                if numbers.total(self.stats, name) is not None)))
         if self.speeds:
             main, bare = self.speeds
             ratio, (low, high) = load.overhead(self.speeds[bare], self.speeds[main])

@@ -27,6 +27,18 @@ def check_routes_are_the_oracles_and_the_responses(lab):
     return f"{t.pairs} pairs"
 
 
+@proves("S1.20")
+def check_prompt_start_cuts_the_response_only(lab):
+    """vLLM's routed_experts_prompt_start leaves out the first rows of the field; the record keeps them."""
+    import numpy as np
+
+    c = lab.one([5, 6, 7, 8, 9, 10], 5, routed_experts_prompt_start=4)
+    with lab.store.open(c.id, 10.0) as record:
+        wrong = compare.bit_for_bit(c.id, c.routes(), np.asarray(record.array(start=4, layers="model")))
+        require(wrong is None, wrong)
+        require(record.rows == c.rows, f"{record.rows} rows of {c.rows}")
+
+
 @proves("S1.15")
 def check_cached_prefix_has_its_rows(lab):
     prefix = load.make_jobs(1, 900, "p", shared=1, prefix_len=160, prefix_seed=900)[0].prompt

@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(HERE), "lib"))
 
 import numpy as np  # noqa: E402
 
-from moorlab import client, compare, load, models, oracle, procs, server  # noqa: E402
+from moorlab import client, compare, load, models, numbers, oracle, procs, server  # noqa: E402
 
 
 def routes(rows=6, layers=3, k=4, experts=16, seed=0):
@@ -99,6 +99,14 @@ class Comparer(unittest.TestCase):
     def test_version_of_row(self):
         versions = [(0, 1), (40, 2)]
         self.assertEqual([compare.version_of_row(versions, r) for r in (0, 39, 40, 99)], [1, 1, 2, 2])
+
+
+class Numbers(unittest.TestCase):
+    def test_found_by_name_at_any_depth(self):
+        stats = {"counters": {"moor_rows_total": 5}, "stores": [{"leases": 2}, {"leases": 3, "name": "leases"}], "ok": True}
+        self.assertEqual(numbers.total(stats, "leases"), 5)
+        self.assertEqual(numbers.find(stats, "rows"), {"counters.moor_rows_total": 5})
+        self.assertIsNone(numbers.total(stats, "nothing"))
 
 
 class FakeEngine:

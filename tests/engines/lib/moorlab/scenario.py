@@ -16,7 +16,7 @@ import os
 import sys
 import time
 
-from . import client, compare, load, models, oracle, paths, server
+from . import client, compare, load, models, numbers, oracle, paths, server
 
 
 class Failure(AssertionError):
@@ -176,21 +176,9 @@ class Lab:
 
     def number(self, word):
         """Sum of the numbers in stats() whose name contains `word`; a name that is not there is a failure."""
-        found = []
-
-        def walk(value, name):
-            if isinstance(value, dict):
-                for k, v in value.items():
-                    walk(v, str(k))
-            elif isinstance(value, list):
-                for v in value:
-                    walk(v, name)
-            elif word in name and isinstance(value, (int, float)) and not isinstance(value, bool):
-                found.append(value)
-
-        walk(self.stats(), "")
-        require(found, f"stats() has no number named *{word}*")
-        return sum(found)
+        got = numbers.total(self.stats(), word)
+        require(got is not None, f"stats() has no number named *{word}*")
+        return got
 
 
 def run_file(module, engine, name, only=None):
