@@ -77,14 +77,15 @@ static int complete(moor_state_barrier *cell, uint32_t generation)
 /* Sets size and external of the round, or compares. A round has one size. */
 static moor_status agree_on_size(const moor_barrier_call *call, uint32_t generation)
 {
-    uint64_t want = WITH_GENERATION(generation, call->external << 16 | call->size), size = atomic_load(&call->cell->size);
+    uint64_t want = WITH_GENERATION(generation, call->external << 16 | call->size),
+             size = atomic_load(&call->cell->size);
     while (!(uint32_t)size || GENERATION(size) != generation)
         if (atomic_compare_exchange_weak(&call->cell->size, &size, want))
             return MOOR_OK;
     if (size == want)
         return MOOR_OK;
-    return moor_fail(MOOR_E_INVALID, "%s: rank %u expects %u ranks and %u external arrivals, the round has %u and %u", call->what, call->rank,
-                     call->size, call->external, (uint32_t)size & 0xFFFF, (uint32_t)size >> 16);
+    return moor_fail(MOOR_E_INVALID, "%s: rank %u expects %u ranks and %u external arrivals, the round has %u and %u",
+                     call->what, call->rank, call->size, call->external, (uint32_t)size & 0xFFFF, (uint32_t)size >> 16);
 }
 
 /* The one decision. Whoever wins tells why and wakes everybody. */
@@ -95,7 +96,8 @@ static void decide(const moor_barrier_call *call, uint32_t generation, enum outc
     do {
         if (GENERATION(word) != generation)
             return;
-    } while (!atomic_compare_exchange_weak(&cell->word, &word, WITH_GENERATION(generation + 1, (uint32_t)word << 2 | outcome)));
+    } while (!atomic_compare_exchange_weak(&cell->word, &word,
+                                           WITH_GENERATION(generation + 1, (uint32_t)word << 2 | outcome)));
     if (outcome != PASSED) {
         atomic_store(&cell->told, 0);
         atomic_store(&cell->missing, why->missing);
@@ -136,7 +138,8 @@ static int rank_died(const moor_barrier_call *call, uint32_t rank, uint32_t size
         return 0;
     for (uint32_t slot = 0; slot < MOOR_MAX_PROCESSES; slot++) {
         moor_state_process *process = &call->member->state->processes[slot];
-        if (atomic_load(&process->used) != 2 || !(__atomic_load_n(&process->roles, __ATOMIC_RELAXED) & MOOR_ROLE_WORKER) ||
+        if (atomic_load(&process->used) != 2 ||
+            !(__atomic_load_n(&process->roles, __ATOMIC_RELAXED) & MOOR_ROLE_WORKER) ||
             __atomic_load_n(&process->rank, __ATOMIC_RELAXED) != rank ||
             __atomic_load_n(&process->world_size, __ATOMIC_RELAXED) != size ||
             __atomic_load_n(&process->dp_rank, __ATOMIC_RELAXED) != call->replica)
@@ -169,7 +172,8 @@ static int find_dead(const moor_barrier_call *call, uint32_t generation, obstacl
         if (!when)
             continue;
         o->missing++;
-        add_text(o, "%s%s %u (pid %u) died %s", o->text[0] ? ", " : "", i < size ? "rank" : "external", i < size ? i : i - size, pid, when);
+        add_text(o, "%s%s %u (pid %u) died %s", o->text[0] ? ", " : "", i < size ? "rank" : "external",
+                 i < size ? i : i - size, pid, when);
     }
     return o->missing != 0;
 }
@@ -186,7 +190,8 @@ static void name_missing(const moor_barrier_call *call, uint32_t generation, obs
         if (is_in(atomic_load(i < size ? &cell->arrived[i] : &cell->external[i - size]), generation))
             continue;
         o->missing++;
-        add_text(o, "%s%s %u", o->text[0] ? ", " : "missing: ", i < size ? "rank" : "external arrival", i < size ? i : i - size);
+        add_text(o, "%s%s %u", o->text[0] ? ", " : "missing: ", i < size ? "rank" : "external arrival",
+                 i < size ? i : i - size);
     }
 }
 
@@ -255,7 +260,8 @@ static moor_status look(const moor_barrier_call *call, uint32_t generation, uint
     obstacle o = {0};
     *next = now + period;
     /* duty_ns further ahead than the period is a rest of an earlier phase. */
-    int ours = (now >= duty || duty > now + period) && atomic_compare_exchange_strong(&cell->duty_ns, &duty, now + period);
+    int ours =
+        (now >= duty || duty > now + period) && atomic_compare_exchange_strong(&cell->duty_ns, &duty, now + period);
     if (!ours && !late)
         return MOOR_OK;
     if (full) {
@@ -308,7 +314,8 @@ static moor_status wait_for(const moor_barrier_call *call, uint32_t generation, 
             return MOOR_OK;
         if ((status = look(call, generation, deadline, &next)))
             return status;
-        while (GENERATION(atomic_load(&cell->word)) == generation && atomic_load(&cell->futex) == seen && moor_now_ns() < spin)
+        while (GENERATION(atomic_load(&cell->word)) == generation && atomic_load(&cell->futex) == seen &&
+               moor_now_ns() < spin)
             pause_cpu();
         if (GENERATION(atomic_load(&cell->word)) == generation)
             moor_futex_wait(&cell->futex, seen, min_ns(next, deadline));
@@ -336,7 +343,8 @@ static moor_status arrive(const moor_barrier_call *call, uint64_t deadline, uint
         if (call->size && (status = agree_on_size(call, generation)))
             return status;
         if (call->size)
-            MOOR_TEXT_PUT(cell->device[call->rank].name, call->device ? call->device : "", call->device ? strlen(call->device) : 0);
+            MOOR_TEXT_PUT(cell->device[call->rank].name, call->device ? call->device : "",
+                          call->device ? strlen(call->device) : 0);
         if (!atomic_compare_exchange_strong(my_cell(call), &mine, WITH_GENERATION(generation, my_number(call))))
             continue; /* two at once as the same rank */
         /* Decided meanwhile, by the others' deadline: this arrival came too late for it, and is for the next. */
@@ -412,12 +420,13 @@ static void observe(const moor_barrier_call *call, uint32_t generation, moor_bar
 
 static moor_status check_call(const moor_barrier_call *call)
 {
-    if (call->size > MOOR_MAX_RANKS || call->external > MOOR_MAX_EXTERNAL || call->rank >= (call->size ? call->size : MOOR_MAX_EXTERNAL))
-        return moor_fail(MOOR_E_INVALID, "%s: rank %u of %u (at most %d ranks, %d external arrivals; %u expected)", call->what, call->rank,
-                         call->size, MOOR_MAX_RANKS, MOOR_MAX_EXTERNAL, call->external);
+    if (call->size > MOOR_MAX_RANKS || call->external > MOOR_MAX_EXTERNAL ||
+        call->rank >= (call->size ? call->size : MOOR_MAX_EXTERNAL))
+        return moor_fail(MOOR_E_INVALID, "%s: rank %u of %u (at most %d ranks, %d external arrivals; %u expected)",
+                         call->what, call->rank, call->size, MOOR_MAX_RANKS, MOOR_MAX_EXTERNAL, call->external);
     if (call->device && strlen(call->device) >= MOOR_LABEL_BYTES)
-        return moor_fail(MOOR_E_INVALID, "%s: the device's name has %zu bytes, %d is the limit", call->what, strlen(call->device),
-                         MOOR_LABEL_BYTES - 1);
+        return moor_fail(MOOR_E_INVALID, "%s: the device's name has %zu bytes, %d is the limit", call->what,
+                         strlen(call->device), MOOR_LABEL_BYTES - 1);
     return MOOR_OK;
 }
 
@@ -445,14 +454,14 @@ moor_status moor_barrier_meet(const moor_barrier_call *call, double timeout, moo
     give(result, &full);
     if (full.outcome == PASSED)
         return MOOR_OK;
-    return moor_fail(full.outcome == TIMED_OUT ? MOOR_E_TIMEOUT : MOOR_E_BROKEN, "%s, rank %u, after %.3f s: %s", call->what, call->rank,
-                     (double)full.waited_ns / 1e9, full.text);
+    return moor_fail(full.outcome == TIMED_OUT ? MOOR_E_TIMEOUT : MOOR_E_BROKEN, "%s, rank %u, after %.3f s: %s",
+                     call->what, call->rank, (double)full.waited_ns / 1e9, full.text);
 }
 
 /* ---- who calls ---------------------------------------------------------------------------------------------------- */
 
-moor_status moor_resume_arrive(moor_process *process, uint32_t rank, uint32_t world, uint32_t replica, const char *device, double timeout,
-                               moor_barrier_result *result)
+moor_status moor_resume_arrive(moor_process *process, uint32_t rank, uint32_t world, uint32_t replica,
+                               const char *device, double timeout, moor_barrier_result *result)
 {
     moor_status status = moor_process_check(process, "resume_arrive");
     moor_barrier_result full = MOOR_BARRIER_RESULT_INIT;
@@ -460,7 +469,8 @@ moor_status moor_resume_arrive(moor_process *process, uint32_t rank, uint32_t wo
     if (status)
         return status;
     if (!world || replica >= MOOR_MAX_REPLICAS)
-        return moor_fail(MOOR_E_INVALID, "resume_arrive: rank %u of %u, replica %u of at most %d", rank, world, replica, MOOR_MAX_REPLICAS);
+        return moor_fail(MOOR_E_INVALID, "resume_arrive: rank %u of %u, replica %u of at most %d", rank, world, replica,
+                         MOOR_MAX_REPLICAS);
     if ((status = moor_hold_device_name(device, name)))
         return status;
     if (process->config.barrier_mode == MOOR_MODE_OFF) {
@@ -484,7 +494,11 @@ moor_status moor_resume_arrive(moor_process *process, uint32_t rank, uint32_t wo
     status = moor_barrier_meet(&call, timeout, result);
     moor_count_add(process, MOOR_C_BARRIER_WAIT_NS, moor_now_ns() - start);
     if (status == MOOR_OK || status == MOOR_E_TIMEOUT || status == MOOR_E_BROKEN)
-        moor_count_add(process, !status ? MOOR_C_BARRIER_PASSED : status == MOOR_E_TIMEOUT ? MOOR_C_BARRIER_TIMEOUTS : MOOR_C_BARRIER_BROKEN, 1);
+        moor_count_add(process,
+                       !status                    ? MOOR_C_BARRIER_PASSED
+                       : status == MOOR_E_TIMEOUT ? MOOR_C_BARRIER_TIMEOUTS
+                                                  : MOOR_C_BARRIER_BROKEN,
+                       1);
     return status;
 }
 
@@ -523,8 +537,8 @@ static int resume_name(const char *name)
     return replica >= 0 && replica < MOOR_MAX_REPLICAS && end != name + 7 && !*end ? (int)replica : -1;
 }
 
-moor_status moor_barrier_client(const moor_member *member, const char *name, uint32_t size, uint32_t rank, double timeout,
-                                moor_barrier_result *result)
+moor_status moor_barrier_client(const moor_member *member, const char *name, uint32_t size, uint32_t rank,
+                                double timeout, moor_barrier_result *result)
 {
     char what[MOOR_LABEL_BYTES + 16];
     moor_barrier_call call = {.member = member, .what = what, .rank = rank, .replica = MOOR_NO_REPLICA};
@@ -550,7 +564,8 @@ moor_status moor_barrier_client(const moor_member *member, const char *name, uin
 static void break_round_of(const moor_member *member, moor_state_barrier *cell, uint32_t slot)
 {
     moor_barrier_call call = {.member = member, .cell = cell, .replica = MOOR_NO_REPLICA};
-    uint32_t generation = GENERATION(atomic_load(&cell->word)), external, size = round_size(cell, generation, &external);
+    uint32_t generation = GENERATION(atomic_load(&cell->word)), external,
+             size = round_size(cell, generation, &external);
     for (uint32_t i = 0; i < size + external; i++) {
         uint64_t arrival = atomic_load(i < size ? &cell->arrived[i] : &cell->external[i - size]);
         if (!is_in(arrival, generation) || (uint32_t)arrival != slot + 1)

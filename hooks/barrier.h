@@ -16,13 +16,13 @@
 #include "member.h"
 
 /* moor_api member; contract in moor.h. */
-moor_status moor_resume_arrive(moor_process *process, uint32_t rank, uint32_t world, uint32_t replica, const char *device, double timeout,
-                               moor_barrier_result *result);
+moor_status moor_resume_arrive(moor_process *process, uint32_t rank, uint32_t world, uint32_t replica,
+                               const char *device, double timeout, moor_barrier_result *result);
 
 /* barrier_arrive for a member: "resume" and "resume:<replica>" are external arrivals (barrier.external) of the resume barrier,
  * rank 0…N-1; any other name is a meeting of `size` consumers, rank 0…size-1. */
-moor_status moor_barrier_client(const moor_member *member, const char *name, uint32_t size, uint32_t rank, double timeout,
-                                moor_barrier_result *result);
+moor_status moor_barrier_client(const moor_member *member, const char *name, uint32_t size, uint32_t rank,
+                                double timeout, moor_barrier_result *result);
 
 enum { MOOR_NO_REPLICA = 0xFFFFFFFF };
 
@@ -30,10 +30,10 @@ enum { MOOR_NO_REPLICA = 0xFFFFFFFF };
 typedef struct moor_barrier_call {
     const moor_member *member;
     moor_state_barrier *cell;
-    const char *what;         /* names it in texts: "resume barrier of replica 0" */
-    uint32_t rank, size;      /* size 0: an external arrival, `rank` is its number */
-    uint32_t external;        /* external arrivals expected besides the ranks */
-    uint32_t replica;         /* whose missing ranks are looked up in the process table; MOOR_NO_REPLICA: not at all */
+    const char *what;    /* names it in texts: "resume barrier of replica 0" */
+    uint32_t rank, size; /* size 0: an external arrival, `rank` is its number */
+    uint32_t external;   /* external arrivals expected besides the ranks */
+    uint32_t replica;    /* whose missing ranks are looked up in the process table; MOOR_NO_REPLICA: not at all */
     uint32_t spin_us;
     int observe;
     const char *base, *device; /* for holds; NULL: none are looked for */

@@ -28,7 +28,8 @@ moor_status moor_cleanup_count(moor_process *process, uint32_t phase, uint32_t k
     if (status)
         return status;
     if (phase >= MOOR_PHASES || kind >= MOOR_CLEAN_KINDS)
-        return moor_fail(MOOR_E_INVALID, "cleanup_count: phase %u of %d, kind %u of %d", phase, MOOR_PHASES, kind, MOOR_CLEAN_KINDS);
+        return moor_fail(MOOR_E_INVALID, "cleanup_count: phase %u of %d, kind %u of %d", phase, MOOR_PHASES, kind,
+                         MOOR_CLEAN_KINDS);
     atomic_fetch_add_explicit(&process->state->cleanup.count[phase][kind], 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&process->state->cleanup.ns[phase][kind], ns, memory_order_relaxed);
     return MOOR_OK;

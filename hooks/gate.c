@@ -111,16 +111,16 @@ static moor_status acknowledge(const moor_member *member)
 /* ---- enter and leave ------------------------------------------------------------------------------------------- */
 
 /* One try. MOOR_OK: admitted; MOOR_E_STATE: not open; MOOR_E_FULL. */
-static moor_status try_enter(moor_process *process, int enforce, moor_hash128 hash, const char *id, uint32_t id_len, uint32_t records,
-                             moor_ticket *out)
+static moor_status try_enter(moor_process *process, int enforce, moor_hash128 hash, const char *id, uint32_t id_len,
+                             uint32_t records, moor_ticket *out)
 {
     moor_state *state = process->state;
     uint32_t index;
     uint64_t ticket;
     if (!moor_ticket_claim(state, process->slot, records, hash, &index, &ticket)) {
         count(state, MOOR_C_GATE_FULL, 1);
-        return moor_fail(MOOR_E_FULL, "request %.*s: no ticket cell is free, %u requests are in flight", (int)id_len, id,
-                         moor_ticket_count(state));
+        return moor_fail(MOOR_E_FULL, "request %.*s: no ticket cell is free, %u requests are in flight", (int)id_len,
+                         id, moor_ticket_count(state));
     }
     /* After the claim, seq_cst: the order that ticket.h proves. */
     if (STATE(atomic_load(&state->gate.word)) != MOOR_GATE_OPEN) {
@@ -149,13 +149,14 @@ static moor_status fail_sealed(moor_state *state, const char *id, uint32_t id_le
         poison_reason(state, reason, sizeof(reason));
     if (by)
         snprintf(who, sizeof(who), "process %u", state->processes[by - 1].pid);
-    return moor_fail(MOOR_E_TIMEOUT, "request %.*s: the gate is %s since %.3f s (by %s)%s%s", (int)id_len, id, state_name(STATE(word)),
-                     (double)since(atomic_load(&state->gate.sealed_at_ns), moor_now_ns()) / 1e9, who, *reason ? ", poisoned: " : "",
-                     reason);
+    return moor_fail(MOOR_E_TIMEOUT, "request %.*s: the gate is %s since %.3f s (by %s)%s%s", (int)id_len, id,
+                     state_name(STATE(word)),
+                     (double)since(atomic_load(&state->gate.sealed_at_ns), moor_now_ns()) / 1e9, who,
+                     *reason ? ", poisoned: " : "", reason);
 }
 
-static moor_status enter_waiting(moor_process *process, moor_hash128 hash, const char *id, uint32_t id_len, uint32_t records,
-                                 double timeout, moor_ticket *out)
+static moor_status enter_waiting(moor_process *process, moor_hash128 hash, const char *id, uint32_t id_len,
+                                 uint32_t records, double timeout, moor_ticket *out)
 {
     moor_state *state = process->state;
     uint64_t deadline = moor_deadline(timeout);
@@ -175,15 +176,16 @@ static moor_status enter_waiting(moor_process *process, moor_hash128 hash, const
     return status;
 }
 
-moor_status moor_gate_enter(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout, moor_ticket *out)
+moor_status moor_gate_enter(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout,
+                            moor_ticket *out)
 {
     if (!process || process->pid != moor_pid())
         return moor_process_check(process, "gate_enter");
     if (!id || !id_len || !out)
         return moor_fail(MOOR_E_INVALID, "gate_enter: %s", !out ? "no ticket" : "no request id");
     if (records > MOOR_TICKET_RECORDS)
-        return moor_fail(MOOR_E_INVALID, "gate_enter: request %.*s expects %u records, %u is the limit", (int)id_len, id, records,
-                         MOOR_TICKET_RECORDS);
+        return moor_fail(MOOR_E_INVALID, "gate_enter: request %.*s expects %u records, %u is the limit", (int)id_len,
+                         id, records, MOOR_TICKET_RECORDS);
     if (process->config.gate_mode == MOOR_MODE_OFF) {
         *out = (moor_ticket){MOOR_TICKET_NONE, moor_weights_mark_used(process->state), moor_now_ns()};
         return MOOR_OK;
@@ -194,8 +196,8 @@ moor_status moor_gate_enter(moor_process *process, const char *id, uint32_t id_l
     return status == MOOR_E_STATE ? enter_waiting(process, hash, id, id_len, records, timeout, out) : status;
 }
 
-static void fill_receipt(moor_process *process, const moor_ticket *ticket, uint32_t outcome, const moor_ticket_view *view,
-                         moor_receipt *receipt)
+static void fill_receipt(moor_process *process, const moor_ticket *ticket, uint32_t outcome,
+                         const moor_ticket_view *view, moor_receipt *receipt)
 {
     moor_receipt full = MOOR_RECEIPT_INIT;
     full.epoch_start = ticket->epoch;
@@ -215,7 +217,8 @@ moor_status moor_gate_leave(moor_process *process, moor_ticket *ticket, uint32_t
     if (!process || process->pid != moor_pid())
         return moor_process_check(process, "gate_leave");
     if (!ticket || !ticket->id)
-        return moor_fail(MOOR_E_INVALID, "gate_leave: %s", !ticket ? "no ticket" : "the ticket was never admitted, or has left");
+        return moor_fail(MOOR_E_INVALID, "gate_leave: %s",
+                         !ticket ? "no ticket" : "the ticket was never admitted, or has left");
     if (outcome > MOOR_OUTCOME_UNKNOWN)
         return moor_fail(MOOR_E_INVALID, "gate_leave: outcome %u is none", outcome);
     moor_ticket_view view = {0};
@@ -263,7 +266,8 @@ static moor_status fail_drain(moor_state *state, double timeout)
     uint32_t left = moor_ticket_list(state, ids, sizeof(ids));
     if (timeout > 0)
         count(state, MOOR_C_GATE_DRAIN_TIMEOUTS, 1);
-    return moor_fail(MOOR_E_TIMEOUT, "drain: %u request%s not settled after %.3f s: %s", left, left == 1 ? "" : "s", timeout, ids);
+    return moor_fail(MOOR_E_TIMEOUT, "drain: %u request%s not settled after %.3f s: %s", left, left == 1 ? "" : "s",
+                     timeout, ids);
 }
 
 /* One look at the gate. MOOR_OK: drained; MOOR_E_TIMEOUT without a text: go on waiting; else the failure. *cell is the first cell
@@ -274,7 +278,8 @@ static moor_status drain_look(moor_state *state, uint64_t *seq, uint32_t *cell)
     if (word & POISONED)
         return fail_poisoned(state, "drain");
     if (STATE(word) == MOOR_GATE_OPEN)
-        return moor_fail(MOOR_E_STATE, *seq ? "drain: the gate was reopened meanwhile" : "drain: the gate is open; seal it first");
+        return moor_fail(MOOR_E_STATE,
+                         *seq ? "drain: the gate was reopened meanwhile" : "drain: the gate is open; seal it first");
     if (STATE(word) == MOOR_GATE_DRAINED)
         return MOOR_OK;
     if (word != *seq) {
@@ -349,7 +354,8 @@ static moor_status install(const moor_member *member, const char *label, int kee
     if (member->gate_mode == MOOR_MODE_ENFORCE && STATE(word) == MOOR_GATE_OPEN)
         return moor_fail(MOOR_E_STATE, "install: the gate is open; seal it first");
     if (member->gate_mode == MOOR_MODE_ENFORCE && STATE(word) == MOOR_GATE_SEALED && !keep_in_flight)
-        return moor_fail(MOOR_E_STATE, "install: the gate is sealed, not drained, with %u requests in flight", moor_ticket_count(state));
+        return moor_fail(MOOR_E_STATE, "install: the gate is sealed, not drained, with %u requests in flight",
+                         moor_ticket_count(state));
     uint64_t now = moor_weights_install(state, label);
     atomic_fetch_add(&state->gate.installs, 1);
     if (epoch)
@@ -493,7 +499,8 @@ moor_status moor_gate_get_status(moor_process *process, moor_gate_status *out)
     return moor_gate_read(&member, out);
 }
 
-moor_status moor_gate_verb(const moor_member *member, const char *verb, const char *label, double timeout, moor_gate_status *out)
+moor_status moor_gate_verb(const moor_member *member, const char *verb, const char *label, double timeout,
+                           moor_gate_status *out)
 {
     moor_status status;
     if (!verb)
@@ -511,7 +518,8 @@ moor_status moor_gate_verb(const moor_member *member, const char *verb, const ch
     else if (!strcmp(verb, "status"))
         return moor_gate_read(member, out);
     else
-        return moor_fail(MOOR_E_INVALID, "gate: \"%.32s\" is none of seal, drain, install, install-keep, reopen, acknowledge, status",
+        return moor_fail(MOOR_E_INVALID,
+                         "gate: \"%.32s\" is none of seal, drain, install, install-keep, reopen, acknowledge, status",
                          verb);
     return status || !out ? status : moor_gate_read(member, out);
 }

@@ -21,7 +21,8 @@
 #include "member.h"
 
 /* moor_api members; contracts in moor.h. */
-moor_status moor_gate_enter(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout, moor_ticket *out);
+moor_status moor_gate_enter(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout,
+                            moor_ticket *out);
 /* outcome FAILED says that no record will come (refused before the engine had it): the ticket settles at once. */
 moor_status moor_gate_leave(moor_process *process, moor_ticket *ticket, uint32_t outcome, moor_receipt *receipt);
 moor_status moor_gate_seal(moor_process *process);
@@ -39,7 +40,8 @@ void moor_gate_init(moor_state *state);
 
 /* client_gate for a member: verb is "seal", "drain", "install", "install-keep", "reopen", "acknowledge" or "status". out may be
  * NULL except for "status"; it is filled on success. */
-moor_status moor_gate_verb(const moor_member *member, const char *verb, const char *label, double timeout, moor_gate_status *out);
+moor_status moor_gate_verb(const moor_member *member, const char *verb, const char *label, double timeout,
+                           moor_gate_status *out);
 moor_status moor_gate_read(const moor_member *member, moor_gate_status *out);
 void moor_gate_set_poison(moor_state *state, const char *reason);
 

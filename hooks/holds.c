@@ -102,7 +102,8 @@ static int make_file(moor_hold *hold, int folder, const char *label, uint64_t by
         return -1;
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     clean_label(label, clean);
-    int len = snprintf(text, sizeof(text), "moor-hold 1\npid %d\nbytes %llu\nlabel %s\n", (int)hold->pid, (unsigned long long)bytes, clean);
+    int len = snprintf(text, sizeof(text), "moor-hold 1\npid %d\nbytes %llu\nlabel %s\n", (int)hold->pid,
+                       (unsigned long long)bytes, clean);
     if (fcntl(hold->fd, F_SETLK, &lock) == 0 && write(hold->fd, text, (size_t)len) == len &&
         renameat(folder, temporary, folder, hold->name) == 0)
         return 0;
@@ -192,8 +193,8 @@ moor_status moor_hold_take(const char *dir, const char *device, const char *labe
         error = take_once(hold, base, name, label, bytes);
     if (error) {
         moor_hold_release(hold);
-        return moor_fail_errno(error == EPERM || error == EACCES ? MOOR_E_ACCESS : MOOR_E_IO, error, "hold on %s in %s/holds/%s", device,
-                               base, name);
+        return moor_fail_errno(error == EPERM || error == EACCES ? MOOR_E_ACCESS : MOOR_E_IO, error,
+                               "hold on %s in %s/holds/%s", device, base, name);
     }
     *out = hold;
     return MOOR_OK;
@@ -263,7 +264,8 @@ static void read_file(int fd, moor_holder *out)
 static void drop_stale_temporary(int folder, const char *name)
 {
     struct stat st;
-    if (fstatat(folder, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode) && time(NULL) - st.st_mtime > STALE_TEMPORARY_S)
+    if (fstatat(folder, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode) &&
+        time(NULL) - st.st_mtime > STALE_TEMPORARY_S)
         unlinkat(folder, name, 0);
 }
 
@@ -305,7 +307,8 @@ moor_status moor_holds_read(const char *base, const char *device, uint32_t excep
         return status;
     int folder = open_device(top, name, 0);
     if (folder < 0)
-        return errno == ENOENT ? MOOR_OK : moor_fail_errno(MOOR_E_IO, errno, "holds: directory %s/holds/%s", base, name);
+        return errno == ENOENT ? MOOR_OK
+                               : moor_fail_errno(MOOR_E_IO, errno, "holds: directory %s/holds/%s", base, name);
     DIR *files = fdopendir(folder);
     if (!files) {
         int error = errno;
@@ -323,8 +326,9 @@ void moor_holders_text(const moor_holders *holders, char *out, size_t size)
     size_t used = 0;
     out[0] = 0;
     for (uint32_t i = 0; i < holders->count && i < MOOR_HOLDS_NAMED && used < size; i++)
-        used += (size_t)snprintf(out + used, size - used, "%s%s (pid %u, %llu bytes)", i ? ", " : "", holders->named[i].label,
-                                 holders->named[i].pid, (unsigned long long)holders->named[i].bytes);
+        used += (size_t)snprintf(out + used, size - used, "%s%s (pid %u, %llu bytes)", i ? ", " : "",
+                                 holders->named[i].label, holders->named[i].pid,
+                                 (unsigned long long)holders->named[i].bytes);
     if (holders->count > MOOR_HOLDS_NAMED && used < size)
         snprintf(out + used, size - used, " and %u more", holders->count - MOOR_HOLDS_NAMED);
 }

@@ -27,7 +27,7 @@ typedef struct moor_holder {
 } moor_holder;
 
 typedef struct moor_holders {
-    uint32_t count;                       /* all of them */
+    uint32_t count;                      /* all of them */
     moor_holder named[MOOR_HOLDS_NAMED]; /* the first ones */
 } moor_holders;
 

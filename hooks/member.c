@@ -55,5 +55,6 @@ void moor_slot_ended(const moor_member *member, uint32_t slot)
 
 int moor_slot_busy(moor_state *state, uint32_t slot)
 {
-    return slot < MOOR_MAX_PROCESSES && (moor_ticket_slot_busy(state, slot) || atomic_load(&state->weights.depth[slot]));
+    return slot < MOOR_MAX_PROCESSES &&
+           (moor_ticket_slot_busy(state, slot) || atomic_load(&state->weights.depth[slot]));
 }

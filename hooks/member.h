@@ -17,8 +17,8 @@ enum { MOOR_NO_SLOT = 0xFFFFFFFF };
 typedef struct moor_member {
     moor_state *state;
     uint32_t slot;
-    int gate_mode;                             /* MOOR_MODE_*; a consumer, who acts on purpose: MOOR_MODE_ENFORCE */
-    int (*alive)(void *user, uint32_t slot);   /* NULL: nobody can be judged, everybody counts as alive */
+    int gate_mode;                           /* MOOR_MODE_*; a consumer, who acts on purpose: MOOR_MODE_ENFORCE */
+    int (*alive)(void *user, uint32_t slot); /* NULL: nobody can be judged, everybody counts as alive */
     void *user;
 } moor_member;
 

@@ -19,7 +19,8 @@ static uint32_t cell_of(uint64_t hash_lo, uint32_t probe)
     return (uint32_t)(hash_lo + probe) & (MOOR_MAX_TICKETS - 1);
 }
 
-int moor_ticket_claim(moor_state *state, uint32_t slot, uint32_t records, moor_hash128 hash, uint32_t *index, uint64_t *word)
+int moor_ticket_claim(moor_state *state, uint32_t slot, uint32_t records, moor_hash128 hash, uint32_t *index,
+                      uint64_t *word)
 {
     for (uint32_t probe = 0; probe < MOOR_TICKET_WINDOW; probe++) {
         uint32_t at = cell_of(hash.lo, probe);
@@ -40,8 +41,8 @@ int moor_ticket_claim(moor_state *state, uint32_t slot, uint32_t records, moor_h
     return 0;
 }
 
-void moor_ticket_publish(moor_state *state, uint32_t index, uint64_t word, moor_hash128 hash, const char *id, uint32_t id_len,
-                         uint64_t epoch, uint64_t now)
+void moor_ticket_publish(moor_state *state, uint32_t index, uint64_t word, moor_hash128 hash, const char *id,
+                         uint32_t id_len, uint64_t epoch, uint64_t now)
 {
     moor_state_ticket *cell = &state->tickets[index];
     atomic_store_explicit(&cell->hash_lo, hash.lo, memory_order_release);
@@ -254,7 +255,8 @@ static void give_up(sweep *found, const char *why)
     ids[0] = 0;
     for (uint32_t i = 0; i < found->count; i++) {
         moor_ticket_view view;
-        if (!(found->word[i] & MOOR_TICKET_READY) || !look(&found->state->tickets[found->index[i]], found->word[i], &view))
+        if (!(found->word[i] & MOOR_TICKET_READY) ||
+            !look(&found->state->tickets[found->index[i]], found->word[i], &view))
             continue;
         lost++;
         append(ids, sizeof(ids), &used, view.id);
@@ -266,7 +268,8 @@ static void give_up(sweep *found, const char *why)
         moor_gate_set_poison(found->state, reason);
     }
     for (uint32_t i = 0; i < found->count; i++)
-        atomic_compare_exchange_strong(&found->state->tickets[found->index[i]].word, &found->word[i], freed(found->word[i]));
+        atomic_compare_exchange_strong(&found->state->tickets[found->index[i]].word, &found->word[i],
+                                       freed(found->word[i]));
     if (found->count)
         moor_gate_ticket_settled(found->state);
 }

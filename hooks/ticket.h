@@ -48,10 +48,11 @@ static inline uint64_t moor_ticket_id(uint32_t index, uint64_t word)
 }
 
 /* Takes a free cell of the id's window, BUSY; 1, or 0 when the window is full. *word is the cell's word. */
-int moor_ticket_claim(moor_state *state, uint32_t slot, uint32_t records, moor_hash128 hash, uint32_t *index, uint64_t *word);
+int moor_ticket_claim(moor_state *state, uint32_t slot, uint32_t records, moor_hash128 hash, uint32_t *index,
+                      uint64_t *word);
 /* Fills the cell and makes it READY. The caller has seen the gate open after the claim. */
-void moor_ticket_publish(moor_state *state, uint32_t index, uint64_t word, moor_hash128 hash, const char *id, uint32_t id_len,
-                         uint64_t epoch, uint64_t now);
+void moor_ticket_publish(moor_state *state, uint32_t index, uint64_t word, moor_hash128 hash, const char *id,
+                         uint32_t id_len, uint64_t epoch, uint64_t now);
 /* Gives a BUSY cell back: the request was not admitted. */
 void moor_ticket_back_out(moor_state *state, uint32_t index, uint64_t word);
 

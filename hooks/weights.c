@@ -53,7 +53,8 @@ static void move_if_due(moor_state *state, int in_session)
     uint64_t epoch = atomic_load(&state->gate.epoch);
     uint64_t session = atomic_load(&weights->session), moved = atomic_load(&weights->moved_session);
     /* The session's own move is claimed before the epoch is looked at: of two ranks at once, one has it. */
-    int ours = in_session && moved != session && atomic_compare_exchange_strong(&weights->moved_session, &moved, session);
+    int ours =
+        in_session && moved != session && atomic_compare_exchange_strong(&weights->moved_session, &moved, session);
     if (ours || atomic_load(&weights->used_epoch) >= epoch)
         move(state, epoch);
 }
@@ -144,7 +145,8 @@ void moor_weights_slot_ended(const moor_member *member, uint32_t slot)
 void moor_weights_close_dead(const moor_member *member)
 {
     for (uint32_t slot = 0; slot < MOOR_MAX_PROCESSES; slot++)
-        if ((atomic_load(&member->state->weights.open[SLOT_WORD(slot)]) & SLOT_BIT(slot)) && !moor_member_alive(member, slot))
+        if ((atomic_load(&member->state->weights.open[SLOT_WORD(slot)]) & SLOT_BIT(slot)) &&
+            !moor_member_alive(member, slot))
             moor_weights_slot_ended(member, slot);
 }
 

@@ -10,6 +10,8 @@
 #include <cmocka.h>
 
 #include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include "hooks/gate.h"
@@ -226,6 +228,62 @@ static void S4_1_reopen_admits_at_once(void **state)
     assert_true(worst < 50000000);
 }
 
+/*
+ * The race of enter and seal, made certain: the page of the request's cell is read-only, so that the claim faults; the handler
+ * seals the gate, then lets the claim go on. What enter saw before its claim must not count.
+ */
+static void *guarded_page;
+static volatile int faults;
+
+static void seal_in_between(int signal_number, siginfo_t *info, void *context)
+{
+    (void)signal_number, (void)info, (void)context;
+    faults++;
+    moor_gate_seal(process);
+    mprotect(guarded_page, 4096, PROT_READ | PROT_WRITE);
+}
+
+static void S4_11_a_seal_between_look_and_claim_wins(void **state)
+{
+    (void)state;
+    moor_ticket ticket = {0};
+    char id[32];
+    struct sigaction action = {.sa_sigaction = seal_in_between, .sa_flags = SA_SIGINFO}, old;
+    moor_state_ticket *cell = NULL;
+    for (int i = 0; !cell; i++) { /* one whose page holds nothing but tickets */
+        snprintf(id, sizeof(id), "request-%d", i);
+        uint32_t at = moor_id_hash(id, strlen(id)).lo % MOOR_MAX_TICKETS;
+        if (at >= 64 && at < MOOR_MAX_TICKETS - 64)
+            cell = &process->state->tickets[at];
+    }
+    guarded_page = (void *)((uintptr_t)cell & ~(uintptr_t)4095);
+    faults = 0;
+    assert_int_equal(sigaction(SIGSEGV, &action, &old), 0);
+    assert_int_equal(mprotect(guarded_page, 4096, PROT_READ), 0);
+    moor_status status = enter(id, 0, 0, &ticket);
+    sigaction(SIGSEGV, &old, NULL);
+    assert_int_equal(faults, 1);
+    assert_int_equal(status, MOOR_E_TIMEOUT);
+    assert_int_equal(status_now().in_flight, 0);
+    assert_ok(moor_gate_drain(process, 0));
+    assert_ok(moor_gate_reopen(process, 0));
+}
+
+/* The other half: a claim that was made before the seal is seen by the drain, though nothing else of the request is there yet. */
+static void S4_11_a_drain_waits_for_a_claim(void **state)
+{
+    (void)state;
+    uint32_t index;
+    uint64_t word;
+    moor_hash128 hash = moor_id_hash("claimed", 7);
+    assert_true(moor_ticket_claim(process->state, process->slot, 0, hash, &index, &word));
+    assert_ok(moor_gate_seal(process));
+    assert_int_equal(moor_gate_drain(process, 0.02), MOOR_E_TIMEOUT);
+    moor_ticket_back_out(process->state, index, word);
+    assert_ok(moor_gate_drain(process, 0));
+    assert_ok(moor_gate_reopen(process, 0));
+}
+
 /* SEMANTICS 4.2: settled = ended and stored; either alone is not. */
 static void S4_2_settled_needs_the_end_and_the_record(void **state)
 {
@@ -415,7 +473,7 @@ static void S4_5_install_only_when_drained_or_kept(void **state)
     assert_ok(moor_gate_seal(process));
     assert_int_equal(moor_gate_install(process, "a", 0, &epoch), MOOR_E_STATE);
     assert_non_null(strstr(moor_last_error(), "1 requests in flight"));
-    assert_int_equal(epoch, 0); /* written only on success */
+    assert_int_equal(epoch, 0);                            /* written only on success */
     assert_ok(moor_gate_install(process, "a", 1, &epoch)); /* SEMANTICS 4.6 */
     assert_int_equal(epoch, 2);
     assert_ok(moor_gate_reopen(process, 0));
@@ -428,7 +486,8 @@ static void S4_5_install_only_when_drained_or_kept(void **state)
 static void S4_5_the_epoch_only_moves_forward_and_labels_repeat(void **state)
 {
     (void)state;
-    const char *labels[] = {"7", "8", "7", NULL, "a label of more than sixty-three bytes, which is cut to what fits into a cell"};
+    const char *labels[] = {"7", "8", "7", NULL,
+                            "a label of more than sixty-three bytes, which is cut to what fits into a cell"};
     char label[MOOR_LABEL_BYTES];
     for (int i = 0; i < 5; i++) {
         uint64_t epoch = 0;
@@ -626,6 +685,8 @@ int main(void)
         ENFORCED(S4_5_sixteen_in_flight_seal_bump_reopen),
         ENFORCED(S4_1_beyond_its_deadline_a_request_gets_an_error),
         ENFORCED(S4_1_reopen_admits_at_once),
+        ENFORCED(S4_11_a_seal_between_look_and_claim_wins),
+        ENFORCED(S4_11_a_drain_waits_for_a_claim),
         ENFORCED(S4_2_settled_needs_the_end_and_the_record),
         ENFORCED(S4_2_every_record_of_a_request_counts),
         ENFORCED(S4_2_a_record_is_found_by_its_alias),
