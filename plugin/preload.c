@@ -80,10 +80,12 @@ bool moor_preload_is_engine(const char *module)
     return false;
 }
 
-/* One line, once: the log is configured later, and this is about not getting that far. */
+/* One line: the log is configured later, and this is about not getting that far. */
 static void complain(const char *what, const char *detail)
 {
-    (void)fprintf(stderr, "moor: %s%s%s; this process runs without Moor\n", what, detail ? ": " : "", detail ? detail : "");
+    int length = detail ? (int)strcspn(detail, "\n") : 0;
+    (void)fprintf(stderr, "moor: %s%s%.*s; this process runs without Moor\n", what, detail ? ": " : "", length,
+                  detail ? detail : "");
 }
 
 static bool load_python(void)
