@@ -20,7 +20,11 @@ static moor_status add(moor_dirs *dirs, const char *source, const char *path, co
     /* The rest of the longest name below it must fit as well; sockets have their own, smaller limit. */
     if (length + strlen(suffix) + 2 * MOOR_NAME_MAX >= PATH_MAX)
         return moor_fail(MOOR_E_INVALID, "%s: a path of %zu bytes is too long", source, length);
-    snprintf(dirs->path[dirs->n++], PATH_MAX, "%.*s%s", (int)length, path, suffix);
+    snprintf(dirs->path[dirs->n], PATH_MAX, "%.*s%s", (int)length, path, suffix);
+    for (int i = 0; i < dirs->n; i++) /* $MOOR_DIR is often one of the others */
+        if (strcmp(dirs->path[i], dirs->path[dirs->n]) == 0)
+            return MOOR_OK;
+    dirs->n++;
     return MOOR_OK;
 }
 

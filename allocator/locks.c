@@ -183,21 +183,39 @@ int moor_locks_other_server(int locks_fd)
     return alive;
 }
 
-int moor_locks_server_alive(int dir_fd)
+/* Under the mutex: a descriptor to ask with, ours when this process is a member (*entry), else opened for the question. -1:
+ * no such file. Given back with done_asking. */
+static int ask_fd(int dir_fd, struct entry **entry)
 {
     struct stat st;
-    int alive = 0;
+    *entry = fstatat(dir_fd, "locks", &st, AT_SYMLINK_NOFOLLOW) == 0 ? find_file(&st) : NULL;
+    return *entry ? (*entry)->fd : openat(dir_fd, "locks", O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+}
+
+static void done_asking(int fd, const struct entry *entry)
+{
+    if (!entry && fd >= 0)
+        close(fd);
+}
+
+int moor_locks_server_alive(int dir_fd)
+{
+    struct entry *entry;
     pthread_mutex_lock(&mutex);
-    struct entry *entry = fstatat(dir_fd, "locks", &st, AT_SYMLINK_NOFOLLOW) == 0 ? find_file(&st) : NULL;
-    if (entry) {
-        alive = entry->servers || held_by_other(entry->fd, MOOR_LOCKS_SERVER);
-    } else {
-        int fd = openat(dir_fd, "locks", O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-        if (fd >= 0) {
-            alive = held_by_other(fd, MOOR_LOCKS_SERVER);
-            close(fd);
-        }
-    }
+    int fd = ask_fd(dir_fd, &entry);
+    int alive = (entry && entry->servers) || (fd >= 0 && held_by_other(fd, MOOR_LOCKS_SERVER));
+    done_asking(fd, entry);
     pthread_mutex_unlock(&mutex);
     return alive;
+}
+
+void moor_locks_slots_alive(int dir_fd, uint8_t alive[MOOR_LOCKS_SLOTS])
+{
+    struct entry *entry;
+    pthread_mutex_lock(&mutex);
+    int fd = ask_fd(dir_fd, &entry);
+    for (uint32_t slot = 0; slot < MOOR_LOCKS_SLOTS; slot++)
+        alive[slot] = (entry && entry->slot == slot) || (fd >= 0 && held_by_other(fd, slot));
+    done_asking(fd, entry);
+    pthread_mutex_unlock(&mutex);
 }

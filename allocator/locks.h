@@ -30,5 +30,7 @@ int moor_locks_slot_alive(int locks_fd, uint32_t slot);
 /* 1 when a process of the server lives, 0 when none does or the directory has no such file. `others`: not counting us. */
 int moor_locks_server_alive(int dir_fd);
 int moor_locks_other_server(int locks_fd);
+/* All slots at once, without joining: alive[s] is 1 where the slot's byte is held (by another process or us). */
+void moor_locks_slots_alive(int dir_fd, uint8_t alive[MOOR_LOCKS_SLOTS]);
 
 #endif

@@ -4,6 +4,8 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 
+#include "../client/client.h"
+#include "../client/resolve.h"
 #include "../hooks/barrier.h"
 #include "../hooks/cleanup.h"
 #include "../hooks/gate.h"
@@ -11,6 +13,8 @@
 #include "../hooks/weights.h"
 #include "config.h"
 #include "process.h"
+#include "status.h"
+#include "visit.h"
 
 const char *moor_version_string(void)
 {
@@ -49,6 +53,21 @@ static const moor_api table = {
     .process_dir = moor_process_dir,
     .log = moor_process_log,
 
+    .attach = moor_attach,
+    .detach = moor_detach,
+    .client_instance = moor_client_instance,
+    .open = moor_open,
+    .open_all = moor_open_all,
+    .records_free = moor_records_free,
+    .resolve = moor_resolve,
+    .record_info = moor_record_get_info,
+    .record_copy = moor_record_copy,
+    .record_ref = moor_record_ref,
+    .record_event = moor_record_event,
+    .record_claim = moor_record_claim,
+    .record_release = moor_record_release,
+    .client_truncate = moor_client_truncate,
+
     .gate_enter = moor_gate_enter,
     .gate_leave = moor_gate_leave,
     .gate_seal = moor_gate_seal,
@@ -58,6 +77,7 @@ static const moor_api table = {
     .gate_poison = moor_gate_poison,
     .gate_acknowledge = moor_gate_acknowledge,
     .gate_status = moor_gate_get_status,
+    .client_gate = moor_client_gate,
 
     .weights_begin = moor_weights_begin,
     .weights_touched = moor_weights_touched,
@@ -66,6 +86,7 @@ static const moor_api table = {
     .weights_epoch = moor_weights_epoch,
 
     .resume_arrive = moor_resume_arrive,
+    .barrier_arrive = moor_barrier_arrive,
     .hold_take = moor_hold_take,
     .hold_release = moor_hold_release,
 
@@ -73,6 +94,8 @@ static const moor_api table = {
     .cleanup_count = moor_cleanup_count,
 
     .count = moor_count,
+    .status_text = moor_status_text,
+    .client_stats = moor_client_stats,
     .text_free = text_free,
 };
 

@@ -10,6 +10,7 @@
 
 #include "../allocator/locks.h"
 #include "../hooks/member.h"
+#include "../hooks/member.h"
 #include "config.h"
 #include "instance.h"
 
@@ -54,6 +55,9 @@ static void cell_fill(moor_process *process, const moor_process_args *args)
         moor_member member = moor_member_of(process);
         moor_slot_ended(&member, process->slot);
     }
+    moor_member member = moor_member_of(process);
+    if (atomic_load(&cell->used)) /* of a process that died: nothing of it may be taken for ours */
+        moor_slot_ended(&member, process->slot);
     atomic_store(&cell->used, 1);
     cell->pid = (uint32_t)process->pid;
     __atomic_store_n(&cell->roles, args->roles, __ATOMIC_RELAXED);
@@ -181,6 +185,13 @@ moor_status moor_process_join(const moor_config *config, const moor_process_args
     return status;
 }
 
+void moor_process_retain(moor_process *process)
+{
+    pthread_mutex_lock(&join_mutex);
+    membership(process)->refs++;
+    pthread_mutex_unlock(&join_mutex);
+}
+
 void moor_process_leave(moor_process *process)
 {
     if (!process || process->pid != getpid())
@@ -192,7 +203,7 @@ void moor_process_leave(moor_process *process)
     }
     current = NULL;
     unexport_environment(process);
-    /* A cell with tickets in flight stays, as that of a process that is gone: the gate must see them unsettled. */
+    /* A cell with requests in flight stays, as that of a process that is gone: the gate must see them unsettled. */
     moor_state_process *cell = &process->state->processes[process->slot];
     if (!moor_slot_busy(process->state, process->slot))
         atomic_store(&cell->used, 0);

@@ -22,6 +22,9 @@ const char *moor_process_dir(const moor_process *process);
 void moor_process_log(moor_process *process, int level, const char *text);
 moor_status moor_count(moor_process *process, const char *name, uint64_t delta);
 
+/* One more reference, ended by moor_process_leave: a store keeps its process. */
+void moor_process_retain(moor_process *process);
+
 /* The instance directory's descriptor, for whoever makes files in it. */
 int moor_process_dir_fd(const moor_process *process);
 

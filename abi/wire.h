@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * wire.h — what travels over a store's socket, store-<n>.sock. Private to libmoor: both ends check the version in the
+ * first message, and a mismatch is MOOR_E_VERSION with both numbers.
+ *
+ * A message is a header and a payload, together at most MOOR_WIRE_LIMIT bytes; everything is little-endian and naturally
+ * aligned. The client sends requests with a tag of its choice; each but RELEASE gets exactly one reply with the same type
+ * and tag, in any order (an open waits on the server's side). A reply's status is a moor_status; when it is not MOOR_OK, the payload is
+ * the error's text. A reply too large for a message carries MOOR_WIRE_IN_FD: its payload is a moor_wire_large, and the real
+ * one lies in a memfd that comes with the message (SCM_RIGHTS). Nothing is believed before its length was checked; a
+ * malformed message ends that connection and nothing else. The end of a connection ends its leases.
+ */
+#ifndef MOOR_WIRE_H
+#define MOOR_WIRE_H
+
+#include <stdint.h>
+
+#define MOOR_WIRE_MAGIC 0x31575F4Du /* "M_W1" */
+#define MOOR_WIRE_VERSION 1u
+
+enum { MOOR_WIRE_LIMIT = 65536 };
+
+enum {
+    MOOR_WIRE_HELLO = 1,       /* moor_wire_hello → moor_wire_welcome, i32 layer_ids[layers]; the arena's descriptor comes along */
+    MOOR_WIRE_OPEN = 2,        /* moor_wire_open, id → moor_wire_views with n = 1 */
+    MOOR_WIRE_OPEN_ALL = 3,    /* moor_wire_open, id → moor_wire_views */
+    MOOR_WIRE_OPEN_HANDLE = 4, /* moor_wire_handle → moor_wire_views with n = 1 */
+    MOOR_WIRE_RELEASE = 5,     /* moor_wire_handle; no reply */
+    MOOR_WIRE_EVENT = 6,       /* moor_wire_handle, value = MOOR_EVENT_* → empty */
+    MOOR_WIRE_CLAIM = 7,       /* moor_wire_handle, value = MOOR_OWNER_* → empty */
+    MOOR_WIRE_TRUNCATE = 8,    /* moor_wire_open (rows), id → empty */
+    MOOR_WIRE_STATS = 9        /* empty → JSON text */
+};
+enum { MOOR_WIRE_REPLY = 1, MOOR_WIRE_IN_FD = 2 }; /* header flags */
+
+typedef struct moor_wire_header {
+    uint32_t length; /* of the whole message, header included */
+    uint16_t type, flags;
+    uint32_t tag;
+    int32_t status; /* of a reply; 0 in a request */
+} moor_wire_header;
+
+typedef struct moor_wire_hello { /* the first 8 bytes never change */
+    uint32_t magic, version;
+    uint32_t pid, reserved;
+} moor_wire_hello;
+
+typedef struct moor_wire_welcome {
+    uint32_t version, store_index;
+    uint32_t layers, top_k, num_experts, model_layers, dtype, row_bytes;
+    uint64_t arena_bytes;
+    uint32_t nonce, reserved; /* nonce: random, of this store's life; part of every ref */
+} moor_wire_welcome;
+
+typedef struct moor_wire_open {
+    uint64_t timeout_ns, rows;
+    uint32_t flags, id_len;
+} moor_wire_open;
+
+typedef struct moor_wire_handle {
+    uint64_t handle;
+    uint32_t value, reserved;
+} moor_wire_handle;
+
+typedef struct moor_wire_views {
+    uint32_t n, reserved;
+} moor_wire_views;
+
+/* Followed by segments, versions, the id and the session id (each without NUL), and zeros up to a multiple of 8. */
+typedef struct moor_wire_view {
+    uint64_t handle, rows, missing_rows, dropped_rows;
+    uint32_t owner, reasons, index, n_segments, n_versions, id_len, session_len, reserved;
+} moor_wire_view;
+
+typedef struct moor_wire_segment {
+    uint64_t start, rows, offset; /* offset of the first row in the arena */
+    uint32_t present, reasons;
+} moor_wire_segment;
+
+typedef struct moor_wire_version {
+    uint64_t start, epoch;
+    char label[64]; /* NUL terminated */
+} moor_wire_version;
+
+typedef struct moor_wire_large {
+    uint64_t length;
+} moor_wire_large;
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire is little-endian and is read by memcpy");
+_Static_assert(sizeof(moor_wire_header) == 16 && sizeof(moor_wire_hello) == 16 && sizeof(moor_wire_welcome) == 48 &&
+                   sizeof(moor_wire_open) == 24 && sizeof(moor_wire_handle) == 16 && sizeof(moor_wire_views) == 8 &&
+                   sizeof(moor_wire_view) == 64 && sizeof(moor_wire_segment) == 32 && sizeof(moor_wire_version) == 80 &&
+                   sizeof(moor_wire_large) == 8,
+               "sizes on the wire");
+
+#endif

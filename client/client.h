@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * client.h — the consumer's side of an instance: attach, find the stores, open records by id.
+ *
+ * Called by hosts through the ABI, and by plugin/visit.c and plugin/status.c. A moor_client owns one connection per store of
+ * the instance, made when first needed and again when a store's process was replaced. A mutex protects the table of connections
+ * and is never held during a socket call. Counted inside, because moor_resolve shares clients among threads. In a forked child
+ * everything returns MOOR_E_FORKED.
+ *
+ * With one store an open waits on the store's side. With several (data-parallel replicas) each is asked; the one that knows
+ * the id but has not sealed it is waited on, and while none knows it they are asked again every few milliseconds.
+ */
+#ifndef MOOR_CLIENT_H
+#define MOOR_CLIENT_H
+
+#include "locate.h"
+#include "record.h"
+
+moor_status moor_attach(const char *instance, const char *dir, double timeout, moor_client **out);
+void moor_detach(moor_client *client);
+const char *moor_client_instance(const moor_client *client);
+
+moor_status moor_open(moor_client *client, const char *id, uint32_t id_len, double timeout, uint32_t flags, uint64_t rows, moor_record **out);
+moor_status moor_open_all(moor_client *client, const char *id, uint32_t id_len, double timeout, moor_record ***out, uint32_t *n);
+void moor_records_free(moor_record **records, uint32_t n);
+moor_status moor_client_truncate(moor_client *client, const char *id, uint32_t id_len, uint64_t rows);
+
+/* ---- inside libmoor ---- */
+
+enum { MOOR_CLIENT_STORES = 64 };
+
+/* Attaches to what moor_locate found, without waiting. */
+moor_status moor_client_make(const moor_located *where, moor_client **out);
+const moor_located *moor_client_where(const moor_client *client);
+int moor_client_dir_fd(const moor_client *client);
+/* A JSON array with an object per store; malloc'ed. */
+moor_status moor_client_store_stats(moor_client *client, double timeout, char **json);
+moor_status moor_client_check(const moor_client *client, const char *what);
+/* Opens by handle at the store with this nonce: how a ref is resolved. */
+moor_status moor_client_open_handle(moor_client *client, uint32_t store_index, uint32_t nonce, moor_handle handle, moor_record **out);
+
+/* The plugin's part of a client (its visit in the shared state): set once, freed by detach. */
+void *moor_client_visit(moor_client *client);
+/* Returns the one that stays: `visit`, or an earlier one. */
+void *moor_client_set_visit(moor_client *client, void *visit, void (*end)(void *visit));
+
+#endif

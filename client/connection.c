@@ -1,0 +1,526 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "connection.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../allocator/dirs.h"
+#include "../allocator/forkfd.h"
+#include "wire.h"
+
+enum { MAX_FDS = 16, POST_MS = 1000 };
+
+/* A call that waits for its reply. Lives on its caller's stack. */
+struct call {
+    struct call *next;
+    uint32_t tag;
+    int done;
+    moor_status status;
+    void *payload; /* malloc'ed */
+    size_t n;
+};
+
+struct moor_connection {
+    _Atomic uint32_t refs;
+    pid_t pid;
+    moor_shape shape;
+    int32_t *layer_ids;
+
+    pthread_mutex_t mutex;
+    pthread_cond_t changed; /* a call is done, or a right is free, or the connection is dead */
+    int fd, dead, reading, writing;
+    char why[160]; /* it is dead */
+    uint32_t next_tag;
+    struct call *calls;
+
+    /* The reader's own. */
+    size_t have;
+    int n_fds, fds[MAX_FDS];
+    unsigned char input[MOOR_WIRE_LIMIT];
+};
+
+/* ---- life ------------------------------------------------------------------------------------------------------- */
+
+/* Under the mutex. The socket is closed by whoever is the last to use it; shutdown wakes those who sleep on it. */
+static void close_if_unused(moor_connection *connection)
+{
+    if (connection->dead && !connection->reading && !connection->writing && connection->fd >= 0) {
+        moor_forkfd_close(connection->fd);
+        connection->fd = -1;
+    }
+}
+
+static void kill_locked(moor_connection *connection, const char *why)
+{
+    if (!connection->dead) {
+        connection->dead = 1;
+        snprintf(connection->why, sizeof(connection->why), "%s", why);
+        if (connection->fd >= 0)
+            shutdown(connection->fd, SHUT_RDWR);
+    }
+    close_if_unused(connection);
+    pthread_cond_broadcast(&connection->changed);
+}
+
+void moor_connection_end(moor_connection *connection)
+{
+    if (connection->pid != getpid())
+        return;
+    pthread_mutex_lock(&connection->mutex);
+    kill_locked(connection, "detached");
+    pthread_mutex_unlock(&connection->mutex);
+}
+
+int moor_connection_dead(moor_connection *connection)
+{
+    if (connection->pid != getpid())
+        return 1;
+    pthread_mutex_lock(&connection->mutex);
+    int dead = connection->dead;
+    pthread_mutex_unlock(&connection->mutex);
+    return dead;
+}
+
+moor_connection *moor_connection_retain(moor_connection *connection)
+{
+    atomic_fetch_add_explicit(&connection->refs, 1, memory_order_relaxed);
+    return connection;
+}
+
+void moor_connection_release(moor_connection *connection)
+{
+    if (!connection || connection->pid != getpid() || atomic_fetch_sub_explicit(&connection->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    moor_connection_end(connection);
+    while (connection->n_fds)
+        close(connection->fds[--connection->n_fds]);
+    if (connection->shape.arena)
+        munmap((void *)(uintptr_t)connection->shape.arena, connection->shape.arena_bytes);
+    free(connection->layer_ids);
+    pthread_cond_destroy(&connection->changed);
+    pthread_mutex_destroy(&connection->mutex);
+    free(connection);
+}
+
+pid_t moor_connection_pid(const moor_connection *connection)
+{
+    return connection->pid;
+}
+
+const moor_shape *moor_connection_shape(const moor_connection *connection)
+{
+    return &connection->shape;
+}
+
+static moor_status allocate(const char *instance, moor_connection **out)
+{
+    moor_connection *connection = malloc(sizeof(*connection));
+    pthread_condattr_t attributes;
+    if (!connection)
+        return moor_fail(MOOR_E_NOMEM, "no memory for a connection");
+    memset(connection, 0, offsetof(moor_connection, input));
+    atomic_store(&connection->refs, 1);
+    connection->pid = getpid();
+    connection->fd = -1;
+    snprintf(connection->shape.instance, sizeof(connection->shape.instance), "%s", instance);
+    pthread_mutex_init(&connection->mutex, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&connection->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    *out = connection;
+    return MOOR_OK;
+}
+
+/* ---- reading: the reader only ----------------------------------------------------------------------------------- */
+
+static int wait_for(int fd, short events, uint64_t deadline_ns)
+{
+    uint64_t now_ns = moor_now_ns();
+    struct pollfd poll_fd = {fd, events, 0};
+    uint64_t ms = deadline_ns > now_ns ? (deadline_ns - now_ns + 999999) / 1000000 : 0;
+    int rc = poll(&poll_fd, 1, ms > 60000 ? 60000 : (int)ms);
+    return rc > 0 || (rc < 0 && errno == EINTR);
+}
+
+/* Text of what went wrong, or NULL. */
+static const char *receive(moor_connection *connection)
+{
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(int) * MAX_FDS)];
+    } control;
+    struct iovec part = {connection->input + connection->have, sizeof(connection->input) - connection->have};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
+    ssize_t got = recvmsg(connection->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (got < 0)
+        return errno == EAGAIN || errno == EINTR ? NULL : "the store's process is gone";
+    for (struct cmsghdr *at = CMSG_FIRSTHDR(&message); at; at = CMSG_NXTHDR(&message, at)) {
+        if (at->cmsg_level != SOL_SOCKET || at->cmsg_type != SCM_RIGHTS)
+            continue;
+        for (size_t i = 0; i < (at->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(at) + i * sizeof(int), sizeof(int));
+            if (connection->n_fds < MAX_FDS)
+                connection->fds[connection->n_fds++] = fd;
+            else
+                close(fd);
+        }
+    }
+    if (message.msg_flags & MSG_CTRUNC)
+        return "the store sent more descriptors than it may";
+    if (got == 0)
+        return "the store's process is gone";
+    connection->have += (size_t)got;
+    return NULL;
+}
+
+static int take_fd(moor_connection *connection)
+{
+    if (!connection->n_fds)
+        return -1;
+    int fd = connection->fds[0];
+    memmove(connection->fds, connection->fds + 1, (size_t)--connection->n_fds * sizeof(int));
+    return fd;
+}
+
+static moor_status map_arena(moor_connection *connection, const moor_wire_welcome *welcome)
+{
+    struct stat st;
+    int fd = take_fd(connection);
+    int seals = fd >= 0 ? fcntl(fd, F_GET_SEALS) : -1;
+    moor_status status = MOOR_OK;
+    /* Without the seal the file could shrink below the mapping, and reading would be a SIGBUS. */
+    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) < 0 || (uint64_t)st.st_size < welcome->arena_bytes || !welcome->arena_bytes)
+        status = moor_fail(MOOR_E_CORRUPT, "store %u: what it sent is no arena of %llu bytes", welcome->store_index,
+                           (unsigned long long)welcome->arena_bytes);
+    void *at = status ? MAP_FAILED : mmap(NULL, welcome->arena_bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (!status && at == MAP_FAILED)
+        status = moor_fail_errno(MOOR_E_IO, errno, "store %u: its arena of %llu bytes cannot be mapped", welcome->store_index,
+                                 (unsigned long long)welcome->arena_bytes);
+    if (!status) {
+        connection->shape.arena = at;
+        connection->shape.arena_bytes = welcome->arena_bytes;
+    }
+    if (fd >= 0)
+        close(fd);
+    return status;
+}
+
+/* The payload of a greeting's answer: fills the shape, maps the arena. */
+static moor_status take_welcome(moor_connection *connection, moor_wire_reader reader)
+{
+    moor_wire_welcome welcome = {0};
+    moor_shape *shape = &connection->shape;
+    if (!moor_wire_get(&reader, &welcome, 4) || welcome.version != MOOR_WIRE_VERSION)
+        return moor_fail(MOOR_E_VERSION, "the store speaks wire version %u, this library %u", welcome.version, MOOR_WIRE_VERSION);
+    if (!moor_wire_get(&reader, (char *)&welcome + 4, sizeof(welcome) - 4) || reader.left != (size_t)welcome.layers * sizeof(int32_t) ||
+        !welcome.layers || !welcome.top_k || (welcome.dtype != MOOR_DTYPE_U8 && welcome.dtype != MOOR_DTYPE_U16) ||
+        welcome.row_bytes != (uint64_t)welcome.layers * welcome.top_k * welcome.dtype)
+        return moor_fail(MOOR_E_CORRUPT, "store %u: a greeting of %zu bytes that does not add up", shape->store_index, reader.left);
+    shape->layers = welcome.layers;
+    shape->top_k = welcome.top_k;
+    shape->num_experts = welcome.num_experts;
+    shape->model_layers = welcome.model_layers;
+    shape->dtype = welcome.dtype; /* MOOR_DTYPE_U8 and _U16 are their own width in bytes */
+    shape->row_bytes = welcome.row_bytes;
+    shape->nonce = welcome.nonce;
+    connection->layer_ids = malloc(reader.left);
+    if (!connection->layer_ids)
+        return moor_fail(MOOR_E_NOMEM, "no memory for the list of layers");
+    shape->layer_ids = connection->layer_ids;
+    moor_wire_get(&reader, connection->layer_ids, reader.left);
+    for (uint32_t i = 0; i < shape->layers; i++)
+        if (connection->layer_ids[i] < 0 || (uint32_t)connection->layer_ids[i] >= shape->model_layers)
+            return moor_fail(MOOR_E_CORRUPT, "store %u: column %u is layer %d of %u", shape->store_index, i, connection->layer_ids[i],
+                             shape->model_layers);
+    return map_arena(connection, &welcome);
+}
+
+/* Makes the payload of a reply that the caller keeps. status is the store's, or why its reply could not be taken. */
+static moor_status take_payload(moor_connection *connection, const moor_wire_header *header, moor_wire_reader reader, void **payload, size_t *n)
+{
+    moor_wire_large large;
+    *payload = NULL;
+    *n = 0;
+    if (header->status == MOOR_OK && header->type == MOOR_WIRE_HELLO)
+        return take_welcome(connection, reader);
+    if (header->flags & MOOR_WIRE_IN_FD) {
+        int fd = take_fd(connection);
+        if (fd < 0 || !moor_wire_get(&reader, &large, sizeof(large))) {
+            if (fd >= 0)
+                close(fd);
+            return moor_fail(MOOR_E_CORRUPT, "a large reply came without its descriptor");
+        }
+        moor_status status = moor_wire_large_read(fd, large.length, payload);
+        close(fd);
+        *n = large.length;
+        return status;
+    }
+    *payload = malloc(reader.left + 1);
+    if (!*payload)
+        return moor_fail(MOOR_E_NOMEM, "no memory for a reply of %zu bytes", reader.left);
+    *n = reader.left;
+    moor_wire_get(&reader, *payload, *n);
+    ((char *)*payload)[*n] = 0;
+    return header->status;
+}
+
+/* Hands one whole message to the call that waits for it. Text of what is wrong with it, or NULL. */
+static const char *deliver(moor_connection *connection, const moor_wire_header *header)
+{
+    moor_wire_reader reader = {connection->input + sizeof(*header), header->length - sizeof(*header)};
+    void *payload;
+    size_t n;
+    moor_status status;
+    if (!(header->flags & MOOR_WIRE_REPLY) || header->status > 0)
+        return "the store sent something else than a reply";
+    status = take_payload(connection, header, reader, &payload, &n);
+    if (status && !payload) { /* ours: the text of this thread goes to the thread that waits */
+        payload = strdup(moor_last_error());
+        n = payload ? strlen(payload) : 0;
+    }
+    pthread_mutex_lock(&connection->mutex);
+    struct call **at = &connection->calls;
+    while (*at && header->tag && (*at)->tag != header->tag)
+        at = &(*at)->next;
+    struct call *call = *at; /* tag 0: the store refuses us before it read anything */
+    if (call) {
+        *at = call->next;
+        call->status = status;
+        call->payload = payload;
+        call->n = n;
+        call->done = 1;
+        pthread_cond_broadcast(&connection->changed);
+    }
+    pthread_mutex_unlock(&connection->mutex);
+    if (!call) {
+        free(payload);
+        return "the store answered what nobody asked";
+    }
+    return NULL;
+}
+
+/* One round as the reader: waits up to the deadline, takes what is there. Text of what is wrong, or NULL. */
+static const char *read_some(moor_connection *connection, uint64_t deadline_ns)
+{
+    if (!wait_for(connection->fd, POLLIN, deadline_ns))
+        return NULL;
+    const char *wrong = receive(connection);
+    while (!wrong) {
+        moor_wire_header header;
+        int whole = moor_wire_frame(connection->input, connection->have, &header);
+        if (whole < 0)
+            return "the store sent a malformed message";
+        if (!whole)
+            return NULL;
+        wrong = deliver(connection, &header);
+        connection->have -= header.length;
+        memmove(connection->input, connection->input + header.length, connection->have);
+    }
+    return wrong;
+}
+
+/* ---- calls ------------------------------------------------------------------------------------------------------ */
+
+/* Under the mutex; returns with it. 0: the deadline passed. */
+static int wait_changed(moor_connection *connection, uint64_t deadline_ns)
+{
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u), .tv_nsec = (long)(deadline_ns % 1000000000u)};
+    return pthread_cond_timedwait(&connection->changed, &connection->mutex, &until) != ETIMEDOUT;
+}
+
+/* 1: sent; 0: not until the deadline; -1: the other side is gone (and may have said why before it went). */
+static int send_all(int fd, const moor_wire_header *header, const void *head, size_t head_n, const void *tail, size_t tail_n,
+                    uint64_t deadline_ns)
+{
+    unsigned char small[512];
+    size_t total = sizeof(*header) + head_n + tail_n, sent = 0;
+    unsigned char *data = total <= sizeof(small) ? small : malloc(total);
+    int result = 1;
+    if (!data)
+        return 0;
+    memcpy(data, header, sizeof(*header));
+    if (head_n)
+        memcpy(data + sizeof(*header), head, head_n);
+    if (tail_n)
+        memcpy(data + sizeof(*header) + head_n, tail, tail_n);
+    while (sent < total && result > 0) {
+        ssize_t n = send(fd, data + sent, total - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n > 0)
+            sent += (size_t)n;
+        else if (n < 0 && errno == EAGAIN && !wait_for(fd, POLLOUT, deadline_ns))
+            result = 0;
+        else if (n < 0 && errno != EAGAIN && errno != EINTR)
+            result = -1;
+    }
+    if (data != small)
+        free(data);
+    return result;
+}
+
+/* Under the mutex; returns with it. Takes the right to write, sends, gives it back. 0: the connection is dead. */
+static int send_locked(moor_connection *connection, const moor_wire_header *header, const void *head, size_t head_n, const void *tail,
+                       size_t tail_n, uint64_t deadline_ns)
+{
+    while (connection->writing && !connection->dead)
+        if (!wait_changed(connection, deadline_ns)) {
+            kill_locked(connection, "the store took no message until the deadline");
+            return 0;
+        }
+    if (connection->dead)
+        return 0;
+    connection->writing = 1;
+    pthread_mutex_unlock(&connection->mutex);
+    int sent = send_all(connection->fd, header, head, head_n, tail, tail_n, deadline_ns);
+    pthread_mutex_lock(&connection->mutex);
+    connection->writing = 0;
+    if (!sent)
+        kill_locked(connection, "the store took no message until the deadline");
+    close_if_unused(connection);
+    pthread_cond_broadcast(&connection->changed);
+    return sent != 0; /* when it is gone, reading finds its last words, or its end */
+}
+
+/* Under the mutex; returns with it. Until the call is done or the connection is dead. */
+static void wait_done(moor_connection *connection, struct call *call, uint64_t deadline_ns)
+{
+    while (!call->done && !connection->dead) {
+        if (moor_now_ns() >= deadline_ns) {
+            kill_locked(connection, "the store did not answer in time");
+        } else if (connection->reading) {
+            wait_changed(connection, deadline_ns);
+        } else {
+            connection->reading = 1;
+            pthread_mutex_unlock(&connection->mutex);
+            const char *wrong = read_some(connection, deadline_ns);
+            pthread_mutex_lock(&connection->mutex);
+            connection->reading = 0;
+            if (wrong)
+                kill_locked(connection, wrong);
+            close_if_unused(connection);
+            pthread_cond_broadcast(&connection->changed);
+        }
+    }
+}
+
+static void forget_call(moor_connection *connection, struct call *call)
+{
+    for (struct call **at = &connection->calls; *at; at = &(*at)->next)
+        if (*at == call) {
+            *at = call->next;
+            return;
+        }
+}
+
+moor_status moor_connection_call(moor_connection *connection, uint16_t type, const void *head, size_t head_n, const void *tail,
+                                 size_t tail_n, uint64_t deadline_ns, void **payload, size_t *n)
+{
+    moor_wire_header header = {.length = (uint32_t)(sizeof(header) + head_n + tail_n), .type = type};
+    struct call call = {.done = 0};
+    uint32_t store = connection->shape.store_index;
+    if (connection->pid != getpid())
+        return moor_fail(MOOR_E_FORKED, "the connection to store %u belongs to the parent process %d", store, (int)connection->pid);
+    if (sizeof(header) + head_n + tail_n > MOOR_WIRE_LIMIT)
+        return moor_fail(MOOR_E_INVALID, "a request of %zu bytes; at most %d travel", head_n + tail_n, MOOR_WIRE_LIMIT);
+    pthread_mutex_lock(&connection->mutex);
+    header.tag = call.tag = ++connection->next_tag;
+    call.next = connection->calls;
+    connection->calls = &call;
+    if (send_locked(connection, &header, head, head_n, tail, tail_n, deadline_ns))
+        wait_done(connection, &call, deadline_ns);
+    if (!call.done) {
+        forget_call(connection, &call);
+        moor_status status = moor_fail(MOOR_E_CLOSED, "the connection to store %u of instance \"%s\" is closed: %s", store,
+                                       connection->shape.instance, connection->why);
+        pthread_mutex_unlock(&connection->mutex);
+        return status;
+    }
+    pthread_mutex_unlock(&connection->mutex);
+    if (call.status) {
+        moor_fail(call.status, "%.*s", (int)call.n, call.payload ? (char *)call.payload : "");
+        free(call.payload);
+        return call.status;
+    }
+    *payload = call.payload;
+    *n = call.n;
+    return MOOR_OK;
+}
+
+void moor_connection_post_release(moor_connection *connection, uint64_t handle)
+{
+    moor_wire_handle message = {.handle = handle};
+    moor_wire_header header = {.length = sizeof(header) + sizeof(message), .type = MOOR_WIRE_RELEASE};
+    if (connection->pid != getpid())
+        return;
+    pthread_mutex_lock(&connection->mutex);
+    if (!connection->dead)
+        send_locked(connection, &header, &message, sizeof(message), NULL, 0, moor_now_ns() + POST_MS * 1000000ull);
+    pthread_mutex_unlock(&connection->mutex);
+}
+
+/* ---- opening ---------------------------------------------------------------------------------------------------- */
+
+static moor_status connect_to(moor_connection *connection, const char *dir, uint64_t deadline_ns)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char path[MOOR_SOCKET_PATH_MAX + 1];
+    moor_status status = moor_dirs_socket_path(dir, connection->shape.store_index, path);
+    if (status)
+        return status;
+    memcpy(address.sun_path, path, sizeof(path));
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return moor_fail_errno(MOOR_E_IO, errno, "%s: socket", path);
+    /* EAGAIN: its queue of newcomers is full. */
+    while (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
+        int err = errno;
+        if (err == EINTR)
+            continue;
+        if (err != EAGAIN || moor_now_ns() >= deadline_ns) {
+            close(fd);
+            return moor_fail_errno(err == ECONNREFUSED || err == ENOENT ? MOOR_E_CLOSED : MOOR_E_IO, err, "%s", path);
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    status = moor_forkfd_add(fd);
+    if (status) {
+        close(fd);
+        return status;
+    }
+    connection->fd = fd;
+    return MOOR_OK;
+}
+
+moor_status moor_connection_open(const char *dir, const char *instance, uint32_t store_index, uint64_t deadline_ns, moor_connection **out)
+{
+    moor_connection *connection = NULL;
+    moor_wire_hello hello = {.magic = MOOR_WIRE_MAGIC, .version = MOOR_WIRE_VERSION, .pid = (uint32_t)getpid()};
+    void *payload = NULL;
+    size_t n;
+    moor_status status = allocate(instance, &connection);
+    if (status)
+        return status;
+    connection->shape.store_index = store_index;
+    status = connect_to(connection, dir, deadline_ns);
+    if (!status)
+        status = moor_connection_call(connection, MOOR_WIRE_HELLO, &hello, sizeof(hello), NULL, 0, deadline_ns, &payload, &n);
+    free(payload);
+    if (status)
+        moor_connection_release(connection);
+    else
+        *out = connection;
+    return status;
+}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * connection.h — one connection to one store: greeting, the mapped arena, and calls by any number of threads at a time.
+ *
+ * Called by client.c and record.c. A call registers itself under its tag, sends its message, and waits; one of the waiting
+ * threads at a time is the reader and hands every reply to its call. The right to read and the right to write are
+ * handed over under a mutex, but no lock is held during a socket call. Every call has a deadline; a store that does not keep
+ * it has its connection given up, and so has one that sends what it should not.
+ * Counted: the client and every record hold it. The mapping lives as long as the object, the socket until the connection is
+ * ended or found dead. In a forked child nothing works (MOOR_E_FORKED) and nothing is freed.
+ */
+#ifndef MOOR_CONNECTION_H
+#define MOOR_CONNECTION_H
+
+#include <stddef.h>
+#include <sys/types.h>
+
+#include "../abi/wire.h"
+#include "../allocator/error.h"
+
+typedef struct moor_connection moor_connection;
+
+typedef struct moor_shape { /* of a store's rows; layer_ids lives as long as the connection */
+    uint32_t store_index, layers, top_k, num_experts, model_layers, dtype, row_bytes, nonce;
+    const int32_t *layer_ids;
+    const unsigned char *arena; /* read-only mapping */
+    uint64_t arena_bytes;
+    char instance[64];
+} moor_shape;
+
+/* MOOR_E_CLOSED: nobody listens (the store's process is gone, or only about to come). */
+moor_status moor_connection_open(const char *dir, const char *instance, uint32_t store_index, uint64_t deadline_ns, moor_connection **out);
+moor_connection *moor_connection_retain(moor_connection *connection);
+void moor_connection_release(moor_connection *connection);
+/* Ends it now: its leases end, calls in flight fail with MOOR_E_CLOSED, the mapping stays. */
+void moor_connection_end(moor_connection *connection);
+int moor_connection_dead(moor_connection *connection);
+pid_t moor_connection_pid(const moor_connection *connection);
+const moor_shape *moor_connection_shape(const moor_connection *connection);
+
+/* Sends one request (two pieces, either may be empty) and waits for its reply. On MOOR_OK the payload is malloc'ed and the
+ * caller's. The store's own error is returned as it is, with its text. */
+moor_status moor_connection_call(moor_connection *connection, uint16_t type, const void *head, size_t head_n, const void *tail,
+                                 size_t tail_n, uint64_t deadline_ns, void **payload, size_t *n);
+/* RELEASE: no reply. */
+void moor_connection_post_release(moor_connection *connection, uint64_t handle);
+
+#endif

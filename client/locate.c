@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "locate.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../allocator/locks.h"
+
+/* What was seen on the way, for the error's text. */
+struct look {
+    char text[700];
+    size_t used;
+};
+
+static void note(struct look *look, const char *format, const char *a, const char *b)
+{
+    if (look->used + 1 < sizeof(look->text)) {
+        int n = snprintf(look->text + look->used, sizeof(look->text) - look->used, format, a, b);
+        look->used += n > 0 ? (size_t)n : 0;
+    }
+}
+
+static int lives(int base_fd, const char *name)
+{
+    int fd = openat(base_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    int alive = moor_locks_server_alive(fd);
+    close(fd);
+    return alive;
+}
+
+static void list_living(int base_fd, const char *base, struct look *look)
+{
+    int copy = openat(base_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = copy >= 0 ? fdopendir(copy) : NULL;
+    struct dirent *entry;
+    if (!dir) {
+        if (copy >= 0)
+            close(copy);
+        return;
+    }
+    while ((entry = readdir(dir)))
+        if (moor_dirs_name_ok(entry->d_name) && lives(base_fd, entry->d_name))
+            note(look, "; %s/%s lives", base, entry->d_name);
+    closedir(dir);
+}
+
+moor_status moor_locate(const char *instance, const char *dir, moor_located *out)
+{
+    moor_dirs dirs;
+    struct look seen = {.used = 0}, matches = {.used = 0};
+    struct stat st, first = {0};
+    int found = 0;
+    if (!instance || !instance[0])
+        instance = getenv("MOOR_INSTANCE");
+    if (!instance || !instance[0])
+        instance = "default";
+    if (!moor_dirs_name_ok(instance))
+        return moor_fail(MOOR_E_INVALID, "\"%.100s\" is no instance name: 1 to %d letters, digits, '.', '_', '-'", instance, MOOR_NAME_MAX);
+    moor_status status = moor_dirs_candidates(dir, &dirs);
+    for (int i = 0; i < dirs.n && !status; i++) {
+        int fd;
+        moor_status opened = moor_dirs_open(dirs.path[i], 0, &fd);
+        if (opened) {
+            if (opened != MOOR_E_NOT_FOUND || (dirs.named && i == 0))
+                note(&seen, "; %s%s", moor_last_error(), "");
+            continue;
+        }
+        /* $MOOR_DIR is often one of the others: the same directory is one match. */
+        if (lives(fd, instance) && fstat(fd, &st) == 0 && !(found && st.st_dev == first.st_dev && st.st_ino == first.st_ino)) {
+            if (!found++) {
+                first = st;
+                snprintf(out->name, sizeof(out->name), "%s", instance);
+                snprintf(out->dir, sizeof(out->dir), "%.*s/%s", PATH_MAX - MOOR_NAME_MAX - 2, dirs.path[i], instance);
+            }
+            note(&matches, "%s%s", matches.used ? ", " : "", dirs.path[i]);
+        }
+        if (!found)
+            list_living(fd, dirs.path[i], &seen);
+        close(fd);
+        if (found && dirs.named && i == 0)
+            return MOOR_OK;
+    }
+    if (status)
+        return status;
+    if (found > 1)
+        return moor_fail(MOOR_E_AMBIGUOUS, "instance \"%s\" lives in several directories, name one: %s", instance, matches.text);
+    if (!found) {
+        char looked[256] = "";
+        for (int i = 0; i < dirs.n; i++)
+            snprintf(looked + strlen(looked), sizeof(looked) - strlen(looked), "%s%.100s", i ? ", " : "", dirs.path[i]);
+        return moor_fail(MOOR_E_NOT_FOUND, "no live instance \"%s\" in %s%s", instance, looked, seen.text);
+    }
+    return MOOR_OK;
+}
