@@ -16,7 +16,7 @@ static _Atomic int log_level = MOOR_LOG_INFO;
 static _Atomic(void (*)(void *, int, const char *)) log_sink;
 static _Atomic(void *) log_user;
 
-moor_status moor_fail(moor_status status, const char *format, ...)
+moor_status (moor_fail)(moor_status status, const char *format, ...)
 {
     int saved = errno;
     va_list args;
@@ -27,7 +27,7 @@ moor_status moor_fail(moor_status status, const char *format, ...)
     return status;
 }
 
-moor_status moor_fail_errno(moor_status status, int err, const char *format, ...)
+moor_status (moor_fail_errno)(moor_status status, int err, const char *format, ...)
 {
     int saved = errno;
     char reason[128];
