@@ -70,7 +70,12 @@ static void stat_line(front *f, const mk_command *command)
             break;
         mk_sleep_ms(5);
     }
-    front_fail(f, command, got == -2 ? "status_text: %3$s" : "%1$g, must be %2$g or more", got, low, f->api->last_error());
+    if (got == -2)
+        front_fail(f, command, "status_text: %s", f->api->last_error());
+    else if (got == -1)
+        front_fail(f, command, "no such metric");
+    else
+        front_fail(f, command, "%g, must be %g%s", got, low, high > low ? " or more" : "");
 }
 
 /* files instances=N: so many instance directories are there. `holds` is the devices' own. */

@@ -3,7 +3,7 @@
  * moor-mock-engine — an engine that knows only moor.h. It plays a script (schedules/) with real processes, and a consumer
  * process checks every recorded row.
  *
- *     moor-mock-engine [--break FAULT]… [--dir DIR] [--verbose] SCRIPT
+ *     moor-mock-engine [--break FAULT]… [--engine 'KEY=VALUE …'] [--dir DIR] [--verbose] SCRIPT
  *
  * Exit: 0 all expectations held, 1 one did not, 2 the script or the machine is at fault, 77 skipped.
  */
@@ -94,7 +94,8 @@ pid_t mk_spawn(const mk_context *c, const char *role, uint32_t dp, uint32_t tp, 
     snprintf(number[1], sizeof number[1], "%u", tp);
     snprintf(number[2], sizeof number[2], "%d", pair[1]);
     snprintf(number[3], sizeof number[3], "%d", c->ledger_fd);
-    const char *more[] = {"--dp", number[0], "--tp", number[1], "--fd", number[2], "--ledger", number[3], "--label", label ? label : ""};
+    const char *more[] = {"--dp", number[0], "--tp", number[1], "--fd", number[2], "--ledger", number[3], "--label", label ? label : "",
+                          "--engine", c->overrides};
     for (size_t i = 0; i < sizeof more / sizeof *more; i++)
         argv[n++] = more[i];
     for (size_t i = 0; i < sizeof g_breaks / sizeof *g_breaks; i++)
@@ -176,6 +177,8 @@ static const char *parse_options(mk_context *c, int argc, char **argv)
             c->role = value;
         else if (!strcmp(option, "--label"))
             c->label = value;
+        else if (!strcmp(option, "--engine"))
+            c->overrides = value;
         else if (!strcmp(option, "--dp"))
             c->dp = (uint32_t)atoi(value);
         else if (!strcmp(option, "--tp"))
@@ -187,7 +190,7 @@ static const char *parse_options(mk_context *c, int argc, char **argv)
         else
             mk_die("unknown option %s", option);
     }
-    mk_die("usage: moor-mock-engine [--break FAULT]… [--dir DIR] [--verbose] SCRIPT");
+    mk_die("usage: moor-mock-engine [--break FAULT]… [--engine 'KEY=VALUE …'] [--dir DIR] [--verbose] SCRIPT");
 }
 
 static void open_ledger(mk_context *c)
@@ -209,14 +212,14 @@ int main(int argc, char **argv)
         const char *name;
         int (*run)(mk_context *);
     } roles[] = {{"front", mk_front_main}, {"core", mk_core_main}, {"worker", mk_worker_main}, {"verify", mk_verify_main}, {"trainer", mk_trainer_main}};
-    mk_context context = {.role = "front", .instance = "mock", .fd = -1, .ledger_fd = -1, .label = ""};
+    mk_context context = {.role = "front", .instance = "mock", .fd = -1, .ledger_fd = -1, .label = "", .overrides = ""};
     const char *path = parse_options(&context, argc, argv);
     context.api = moor_get_api(MOOR_API_VERSION, NULL);
     if (!context.api)
         mk_die("libmoor has no table of version %u", MOOR_API_VERSION);
     if (context.fd >= 0)
         fcntl(context.fd, F_SETFD, FD_CLOEXEC);
-    mk_script_load(path, &context.script);
+    mk_script_load(path, context.overrides, &context.script);
     open_ledger(&context);
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
         if (!strcmp(context.role, roles[i].name)) {
@@ -224,6 +227,7 @@ int main(int argc, char **argv)
             free(context.script.command);
             free(context.script.text);
             free(context.script.path);
+            free(context.script.overrides);
             return code;
         }
     mk_die("--role %s: no such role", context.role);

@@ -33,7 +33,7 @@ typedef struct mk_ledger {
 typedef struct mk_context {
     const moor_api *api;
     mk_script script;
-    const char *dir, *instance, *role, *label;
+    const char *dir, *instance, *role, *label, *overrides;
     uint32_t dp, tp;
     int fd; /* to whoever started this process */
     int ledger_fd;

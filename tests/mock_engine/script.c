@@ -169,10 +169,30 @@ static void parse_engine(mk_script *script)
     e->model_layers = dense + e->layers;
 }
 
-void mk_script_load(const char *path, mk_script *out)
+/* The overrides come first in the line, and the first of two equal keys counts. */
+static void override_engine(mk_script *script)
+{
+    mk_command own = script->command[0], *command = &script->command[0];
+    char *cursor = script->overrides, *word;
+    command->n_args = 0;
+    while ((word = next_word(&cursor)) != NULL) {
+        char *equals = strchr(word, '=');
+        if (!equals || command->n_args == MK_MAX_ARGS)
+            mk_script_fail(command, "--engine: '%s' is not key=value, or one too many", word);
+        *equals = 0;
+        command->arg[command->n_args++] = (mk_arg){word, equals + 1};
+    }
+    for (uint32_t i = 0; i < own.n_args; i++) {
+        if (command->n_args == MK_MAX_ARGS)
+            mk_script_fail(command, "more than %d arguments", MK_MAX_ARGS);
+        command->arg[command->n_args++] = own.arg[i];
+    }
+}
+
+void mk_script_load(const char *path, const char *overrides, mk_script *out)
 {
     g_path = path;
-    *out = (mk_script){.text = read_file(path), .path = strdup(path)};
+    *out = (mk_script){.text = read_file(path), .path = strdup(path), .overrides = strdup(overrides ? overrides : "")};
     uint32_t number = 0;
     for (char *line = out->text; line;) {
         char *end = strchr(line, '\n');
@@ -181,6 +201,8 @@ void mk_script_load(const char *path, mk_script *out)
         parse_line(out, line, ++number);
         line = end;
     }
+    if (out->n_commands)
+        override_engine(out);
     parse_engine(out);
 }
 

@@ -14,7 +14,7 @@
 
 #include <moor/moor.h>
 
-enum { MK_MAX_DP = 8, MK_MAX_LAYERS = 64, MK_MAX_ARGS = 16, MK_MAX_RUNS = 8, MK_ID_BYTES = 64, MK_MAX_SIBLINGS = 64 };
+enum { MK_MAX_DP = 8, MK_MAX_LAYERS = 64, MK_MAX_ARGS = 24, MK_MAX_RUNS = 8, MK_ID_BYTES = 64, MK_MAX_SIBLINGS = 64 };
 
 enum mk_layout { MK_LAYOUT_LOCAL, MK_LAYOUT_ALL, MK_LAYOUT_SHARDS };
 
@@ -43,7 +43,7 @@ typedef struct mk_engine {
 } mk_engine;
 
 typedef struct mk_script {
-    char *text, *path;
+    char *text, *path, *overrides;
     mk_command *command;
     uint32_t n_commands;
     mk_engine engine;
@@ -71,7 +71,8 @@ typedef struct mk_request_spec {
 } mk_request_spec;
 
 /* Exits with a message on a script that cannot be read: this is a test program. */
-void mk_script_load(const char *path, mk_script *out);
+/* `overrides`: "key=value …" that go before the engine line's own, or NULL. */
+void mk_script_load(const char *path, const char *overrides, mk_script *out);
 const mk_command *mk_script_line(const mk_script *script, uint32_t line);
 /* The last `add` of that id before line `before`, or NULL. */
 const mk_command *mk_script_add(const mk_script *script, const char *id, uint32_t before);
