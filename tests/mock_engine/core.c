@@ -273,8 +273,8 @@ static int turn(core *c)
 {
     struct pollfd fd = {.fd = c->context->fd, .events = POLLIN};
     int busy = c->free_running && !c->status && !c->dead && step(c);
-    if (!busy)
-        flush(c); /* results of the last step in flight */
+    if (!busy && c->free_running)
+        flush(c); /* commands, however, find the last step of async still in flight */
     if (busy && poll(&fd, 1, 0) == 0)
         return 1;
     uint32_t waiting = 0;

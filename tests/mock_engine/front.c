@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 void front_fail(front *f, const mk_command *command, const char *format, ...)
@@ -169,6 +170,7 @@ int mk_front_main(mk_context *context)
     front f = {.context = context, .api = context->api, .core_fd = -1, .verify_fd = -1};
     char dir[] = "/dev/shm/moor-mock-XXXXXX";
     signal(SIGPIPE, SIG_IGN);
+    prctl(PR_SET_CHILD_SUBREAPER, 1); /* a killed core's workers become ours to wait for */
     if (!context->dir && !mkdtemp(dir))
         mk_die("%s: %s", dir, strerror(errno));
     int own = !context->dir;

@@ -126,6 +126,8 @@ void front_stop(front *f)
     (void)mk_send(f->core_fd, MK_QUIT, NULL);
     pthread_join(f->reader, NULL);
     waitpid(f->core_pid, NULL, 0);
+    for (uint32_t i = 0; i < f->n_workers; i++)
+        waitpid(f->worker_pid[i], NULL, 0); /* those that outlived the core; the others are reaped already */
     close(f->core_fd);
     for (uint32_t i = 0; i < f->n_requests; i++)
         if (f->request[i].background)

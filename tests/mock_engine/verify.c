@@ -306,6 +306,22 @@ static moor_record *open_one(consumer *v, const mk_command *expect, const mk_req
     return check_status(v, status, expect, id) ? record : NULL;
 }
 
+/* The short string that an engine's field may carry opens the same record. */
+static void check_ref(consumer *v, const moor_record *record)
+{
+    char ref[512];
+    moor_record *again;
+    moor_record_info a = MOOR_RECORD_INFO_INIT, b = MOOR_RECORD_INFO_INIT;
+    if (v->api->record_ref(record, ref, sizeof ref) || v->api->resolve(ref, strlen(ref), 5, &again)) {
+        wrong(v, "ref: %s", v->api->last_error());
+        return;
+    }
+    if (v->api->record_info(record, &a) || v->api->record_info(again, &b) || a.handle != b.handle || a.rows != b.rows ||
+        strcmp(a.request_id, b.request_id))
+        wrong(v, "%s opens %s", ref, b.request_id ? b.request_id : "nothing");
+    v->api->record_release(again);
+}
+
 static void expect_record(consumer *v, const mk_command *expect)
 {
     const mk_command *add = mk_script_add(&v->context->script, expect->word, expect->line);
@@ -323,6 +339,8 @@ static void expect_record(consumer *v, const mk_command *expect)
         return;
     if (!v->status)
         check_record(v, record, &spec, sibling, expect);
+    if (!v->status && mk_arg_number(expect, "ref", 0))
+        check_ref(v, record);
     v->api->record_release(record);
 }
 
