@@ -10,7 +10,7 @@ import time
 import torch
 import torch.distributed as dist
 
-MEETINGS = 300
+MEETINGS, ROUNDS = 50, 6  # as moor-bench: so many in a row are one sample
 
 
 def worker(rank, n, port, queue):
@@ -18,11 +18,13 @@ def worker(rank, n, port, queue):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     dist.init_process_group("gloo", rank=rank, world_size=n)
     samples = []
-    for i in range(MEETINGS + 20):
-        begin = time.perf_counter()
+    for i in range(ROUNDS + 1):
         dist.barrier()
-        if i >= 20:
-            samples.append((time.perf_counter() - begin) * 1e6)
+        begin = time.perf_counter()
+        for _ in range(MEETINGS):
+            dist.barrier()
+        if i:
+            samples.append((time.perf_counter() - begin) / MEETINGS * 1e6)
     if rank == 0:
         queue.put(samples)
     dist.barrier()

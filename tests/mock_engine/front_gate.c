@@ -24,7 +24,8 @@ static void admit(front_request *r, char *text, size_t size)
     moor_status status = MOOR_OK;
     text[0] = 0;
     if (!(f->context->breaks & MK_BREAK_NO_GATE))
-        status = f->api->gate_enter(f->process, r->spec.id, (uint32_t)strlen(r->spec.id), r->spec.siblings,
+        status = f->api->gate_enter(f->process, r->spec.id, (uint32_t)strlen(r->spec.id),
+                                    f->context->script.engine.record ? r->spec.siblings : 0,
                                     mk_arg_real(r->add, "timeout", 20), &ticket);
     if (status)
         snprintf(text, size, "%s", f->api->last_error());

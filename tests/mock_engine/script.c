@@ -158,6 +158,7 @@ static void parse_engine(mk_script *script)
         .layout = layout(c), .source = source_dtype(c),
         .strided = (int)mk_arg_number(c, "strided", 0), .async = (int)mk_arg_number(c, "async", 0),
         .shuffle = (int)mk_arg_number(c, "shuffle", 1), .kv_index = (int)mk_arg_number(c, "kv_index", 1),
+        .record = (int)mk_arg_number(c, "record", 1),
         .arena_bytes = mk_arg_number(c, "arena", 8 << 20), .moor_json = mk_arg_text(c, "moor", NULL),
     };
     if (!e->layers || e->layers > MK_MAX_LAYERS || !e->tp || !e->dp || e->dp > MK_MAX_DP || !e->block_size || !e->top_k ||

@@ -37,7 +37,7 @@ typedef struct mk_engine {
     uint32_t tp, dp;
     enum mk_layout layout;
     uint32_t source; /* MOOR_DTYPE_* of what the model hands to capture */
-    int strided, async, shuffle, kv_index;
+    int strided, async, shuffle, kv_index, record;
     uint64_t arena_bytes;
     const char *moor_json; /* NULL: none */
 } mk_engine;

@@ -370,7 +370,7 @@ int mk_worker_main(mk_context *context)
     worker w = {.context = context, .api = context->api, .engine = &context->script.engine, .generation = 1};
     signal(SIGPIPE, SIG_IGN);
     check(&w, mk_join(context, MOOR_ROLE_WORKER, context->tp, &w.process), "process_join");
-    if (!w.status && !context->tp)
+    if (!w.status && !context->tp && context->script.engine.record)
         open_store(&w);
     mk_buffer body = {0};
     uint32_t type;
