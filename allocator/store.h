@@ -24,12 +24,13 @@
 #include <moor/moor.h>
 
 #include "../abi/state.h"
+#include "idhash.h"
 
 typedef struct moor_records moor_records;
 
-/* What the store tells when a record is finalised. Called on the thread that finalised it, without any lock held. */
+/* What the store tells when a record is finalised, or when a seal came for a request that was never recorded here. Called on the thread that finalised it, without any lock held. */
 typedef struct moor_sealed_event {
-    const moor_hash128 *ids; /* [n_ids] hashes of the core id and of every alias */
+    const moor_hash128 *ids; /* [n_ids] hashes of the core id, then of the aliases in the order they came */
     uint32_t n_ids, flags;   /* flags: MOOR_SEAL_* */
     uint64_t rows, missing_rows;
     uint64_t epoch_first, epoch_last;
@@ -67,6 +68,9 @@ moor_status moor_records_step_begin(moor_records *records, const moor_step_reque
  * syscall, no allocation. MOOR_E_STATE without a step or for a column captured twice; MOOR_E_INVALID/MOOR_E_RANGE name the numbers; after
  * any error of a column its rows of this step are missing. */
 moor_status moor_records_capture(moor_records *records, uint32_t column, const moor_ids *ids);
+/* The caller found the column's ids unusable, for a reason that is its own (`status`, returned): its rows of this step are missing. */
+moor_status moor_records_capture_failed(moor_records *records, uint32_t column, moor_status status);
+uint32_t moor_records_dtype_bytes(uint32_t dtype); /* of MOOR_DTYPE_*; 0: no such dtype */
 uint32_t moor_records_step_tokens(const moor_records *records); /* of the open step; 0 without one */
 moor_status moor_records_step_commit(moor_records *records, const uint32_t *accepted, uint32_t n);
 moor_status moor_records_step_abandon(moor_records *records); /* no open step: MOOR_OK */
@@ -75,12 +79,11 @@ moor_status moor_records_kv_reset(moor_records *records);
 moor_status moor_records_finished(moor_records *records, const char *id, uint32_t id_len);
 
 /* ---- any thread ---- */
+/* Must follow the step that first names a reused id; an id that is not known yet gets its record here. */
 moor_status moor_records_alias(moor_records *records, const char *id, uint32_t id_len, const char *alias, uint32_t alias_len, uint32_t index);
-moor_status moor_records_fill(moor_records *records, const char *id, uint32_t id_len, uint64_t start, const moor_ids *ids, uint64_t rows);
+moor_status moor_records_fill(moor_records *records, const char *id, uint32_t id_len, uint64_t start, const moor_ids *ids, uint64_t rows, uint64_t epoch);
 moor_status moor_records_truncate(moor_records *records, const char *id, uint32_t id_len, uint64_t rows, uint64_t min_rows);
 
-/* The hash by which ids travel on the seal ring. Never all zero. */
-moor_hash128 moor_id_hash(const char *id, uint32_t id_len);
 /* Seals the newest unsealed record of the id; none → MOOR_E_NOT_FOUND (nothing remembered); sealed already → MOOR_OK, no-op. */
 moor_status moor_records_seal(moor_records *records, moor_hash128 id, uint64_t rows_expected, uint32_t flags);
 /* Takes everything published from the seal ring; returns how many seals it took. Cheap when there is none: two loads. */

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "region.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "error.h"
+
+moor_status moor_region_open(moor_region *region, uint64_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (bytes == 0 || bytes > (uint64_t)INT64_MAX - page)
+        return moor_fail(MOOR_E_INVALID, "arena of %llu bytes", (unsigned long long)bytes);
+    memset(region, 0, sizeof(*region));
+    region->page = page;
+    region->size = (size_t)((bytes + page - 1) / page * page);
+    region->fd = memfd_create("moor-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (region->fd < 0)
+        return moor_fail_errno(MOOR_E_IO, errno, "memfd_create for the arena");
+    const char *step = "ftruncate";
+    void *base = MAP_FAILED;
+    if (ftruncate(region->fd, (off_t)region->size) == 0) {
+        step = "mmap";
+        base = mmap(NULL, region->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, region->fd, 0);
+    }
+    if (base != MAP_FAILED) {
+        /* A child of the engine must not write rows into its parent's arena. F_SEAL_FUTURE_WRITE is not used: it would forbid
+         * punching holes, and no memory could ever be returned. */
+        step = "madvise(MADV_DONTFORK)";
+        if (madvise(base, region->size, MADV_DONTFORK) == 0) {
+            step = "sealing";
+            if (fcntl(region->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
+                step = "fchmod";
+                if (fchmod(region->fd, 0400) == 0) {
+                    region->base = base;
+                    pthread_mutex_init(&region->lock, NULL);
+                    return MOOR_OK;
+                }
+            }
+        }
+    }
+    int err = errno;
+    if (base != MAP_FAILED)
+        munmap(base, region->size);
+    close(region->fd);
+    region->fd = -1;
+    return moor_fail_errno(MOOR_E_IO, err, "arena of %zu bytes: %s", region->size, step);
+}
+
+void moor_region_close(moor_region *region)
+{
+    if (!region->base)
+        return;
+    munmap(region->base, region->size);
+    close(region->fd);
+    pthread_mutex_destroy(&region->lock);
+    region->base = NULL;
+    region->fd = -1;
+}
+
+void *moor_region_take(moor_region *region, void *at, size_t size, size_t alignment)
+{
+    pthread_mutex_lock(&region->lock);
+    uintptr_t base = (uintptr_t)region->base;
+    uintptr_t start = (base + region->used + alignment - 1) / alignment * alignment;
+    void *taken = NULL;
+    if (start - base <= region->size && size <= region->size - (start - base) && (!at || (uintptr_t)at == start)) {
+        taken = (void *)start;
+        region->used = start - base + size;
+    }
+    pthread_mutex_unlock(&region->lock);
+    return taken;
+}
+
+int moor_region_punch(moor_region *region, void *address, size_t length)
+{
+    off_t offset = (off_t)((uint8_t *)address - region->base);
+    return fallocate(region->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, (off_t)length);
+}
+
+moor_status moor_region_readonly_fd(const moor_region *region, int *fd)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", region->fd);
+    int copy = open(path, O_RDONLY | O_CLOEXEC);
+    if (copy < 0)
+        return moor_fail_errno(MOOR_E_IO, errno, "read-only reopen of the arena (%s)", path);
+    *fd = copy;
+    return MOOR_OK;
+}
+
+uint64_t moor_region_resident(const moor_region *region)
+{
+    struct stat status;
+    return fstat(region->fd, &status) == 0 ? (uint64_t)status.st_blocks * 512u : 0;
+}

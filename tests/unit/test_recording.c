@@ -1,0 +1,715 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SEMANTICS 1, in the store itself: rows, versions, prefixes, speculation, seals. */
+#include <string.h>
+
+#include "support/lab.h"
+
+static void S1_1_rows_are_the_tokens_that_went_through_the_model(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_run(&lab, "a", 5, 3);
+    lab_run(&lab, "b", 5, 0);
+    lab_run(&lab, "c", 5, 1);
+    const char *ids[] = {"a", "b", "c"};
+    const uint64_t rows[] = {7, 5, 5};
+    for (int i = 0; i < 3; i++) {
+        moor_view *view = lab_view(&lab, ids[i]);
+        assert_int_equal(view->rows, rows[i]);
+        assert_int_equal(view->missing_rows, 0);
+        assert_int_equal(view->n_segments, 1);
+        lab_assert_rows(&lab, view, ids[i], 0, rows[i], 1);
+        lab_unview(&lab, view);
+    }
+    assert_int_equal(lab.sealed_events, 3);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_1_surplus_of_an_abort_is_dropped_and_committed_rows_kept(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_one(&lab, "a", 0, 5);
+    lab_one(&lab, "a", 5, 1);
+    lab_one(&lab, "a", 6, 1); /* forwarded, its output discarded */
+    assert_status(lab_seal(&lab, "a", 6), MOOR_OK);
+    moor_view *view = lab_view(&lab, "a");
+    assert_int_equal(view->rows, 6);
+    lab_assert_rows(&lab, view, "a", 0, 6, 1);
+    lab_unview(&lab, view);
+
+    lab_one(&lab, "p", 0, 8); /* chunked prefill, aborted with a step in flight */
+    lab_request chunk = {.id = "p", .start = 8, .count = 8};
+    assert_status(lab_begin(&lab, &chunk, 1), MOOR_OK);
+    assert_status(moor_seal_push(lab.ring, moor_id_hash("p", 1), (moor_hash128){0, 0}, 0, MOOR_SEAL_COMMITTED | MOOR_SEAL_ABORTED), MOOR_OK);
+    assert_int_equal(moor_records_drain(lab.records), 1);
+    assert_status(moor_records_open(lab.records, 1, "p", 1, 0, 0, &view), MOOR_E_TIMEOUT);
+    lab_capture(&lab, &chunk, 1);
+    assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_OK);
+    view = lab_view(&lab, "p");
+    assert_int_equal(view->rows, 16);
+    assert_int_equal(view->missing_rows, 0);
+    lab_assert_rows(&lab, view, "p", 0, 16, 1);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_2_an_id_beyond_the_experts_names_request_token_layer_and_id(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_request requests[] = {{.id = "first", .count = 3}, {.id = "second", .start = 0, .count = 2}};
+    const int32_t bad[] = {128, 300, -1, INT32_MAX, INT32_MIN};
+    for (int i = 0; i < 5; i++) {
+        assert_status(lab_begin(&lab, requests, 2), MOOR_OK);
+        for (int j = 0; j < 5 * LAB_K; j++)
+            lab.source[j] = j % LAB_K;
+        lab.source[4 * LAB_K + 2] = bad[i]; /* token 1 of the second request */
+        moor_ids ids = {.data = lab.source, .dtype = MOOR_DTYPE_I32, .tokens = 5, .top_k = LAB_K};
+        assert_status(moor_records_capture(lab.records, 2, &ids), MOOR_E_RANGE);
+        char number[32];
+        snprintf(number, sizeof(number), "id %d,", bad[i]);
+        assert_text("request second");
+        assert_text("token 1,");
+        assert_text("layer 7:"); /* column 2 */
+        assert_text(number);
+        assert_text("128 experts");
+        assert_status(moor_records_step_abandon(lab.records), MOOR_OK);
+    }
+    assert_int_equal(lab_count(&lab, MOOR_C_CAPTURE_ERRORS), 5);
+    /* The layer is missing in the step that had it, and only there. */
+    lab.skip_layer = 2;
+    assert_status(lab_begin(&lab, requests, 2), MOOR_OK);
+    lab_capture(&lab, requests, 2);
+    lab.source[0] = 128;
+    moor_ids ids = {.data = lab.source, .dtype = MOOR_DTYPE_I32, .tokens = 5, .top_k = LAB_K};
+    assert_status(moor_records_capture(lab.records, 2, &ids), MOOR_E_RANGE);
+    assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_OK);
+    lab.skip_layer = -1;
+    lab_one(&lab, "first", 3, 1);
+    assert_status(lab_seal(&lab, "first", 4), MOOR_OK);
+    moor_view *view = lab_view(&lab, "first");
+    lab_assert_missing(view, 0, 3, MOOR_REASON_LAYER_MISSING);
+    lab_assert_rows(&lab, view, "first", 3, 4, 1);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_2_validate_finds_what_no_router_chooses(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_defaults(&lab);
+    lab.config.validate_at_seal = 1;
+    lab_open_with(&lab);
+    moor_log_configure(NULL, -1);
+    lab_request request = {.id = "v", .count = 3};
+    assert_status(lab_begin(&lab, &request, 1), MOOR_OK);
+    for (uint32_t layer = 0; layer < LAB_LAYERS; layer++) {
+        for (uint32_t i = 0; i < 3 * LAB_K; i++)
+            lab.source[i] = (int32_t)(i % LAB_K);
+        if (layer == 5)
+            lab.source[LAB_K + 3] = 1; /* row 1: id 1 twice */
+        moor_ids ids = {.data = lab.source, .dtype = MOOR_DTYPE_I32, .tokens = 3, .top_k = LAB_K};
+        assert_status(moor_records_capture(lab.records, layer, &ids), MOOR_OK);
+    }
+    assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_OK);
+    assert_status(lab_seal(&lab, "v", 3), MOOR_OK);
+    moor_view *view = lab_view(&lab, "v");
+    assert_int_equal(view->missing_rows, 1);
+    assert_int_equal(view->reasons, MOOR_REASON_VALIDATION);
+    lab_assert_missing(view, 1, 2, MOOR_REASON_VALIDATION);
+    assert_non_null(lab_row(&lab, view, 0));
+    assert_non_null(lab_row(&lab, view, 2));
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+    moor_log_configure(NULL, MOOR_LOG_INFO);
+}
+
+static void S1_4_a_missing_layer_makes_exactly_those_rows_missing(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_defaults(&lab);
+    lab.config.layers = 48;
+    lab_open_with(&lab);
+    lab_one(&lab, "a", 0, 10);
+    lab.skip_layer = 17;
+    lab_one(&lab, "a", 10, 1);
+    lab_one(&lab, "a", 11, 1);
+    lab.skip_layer = -1;
+    lab_one(&lab, "a", 12, 1);
+    assert_status(lab_seal(&lab, "a", 13), MOOR_OK);
+    moor_view *view = lab_view(&lab, "a");
+    assert_int_equal(view->rows, 13);
+    assert_int_equal(view->missing_rows, 2);
+    assert_int_equal(view->reasons, MOOR_REASON_LAYER_MISSING);
+    lab_assert_rows(&lab, view, "a", 0, 10, 1);
+    lab_assert_missing(view, 10, 12, MOOR_REASON_LAYER_MISSING);
+    lab_assert_rows(&lab, view, "a", 12, 13, 1);
+    lab_unview(&lab, view);
+    assert_int_equal(lab_count(&lab, MOOR_C_INCOMPLETE), 1);
+    assert_int_equal(lab_count(&lab, MOOR_C_ROWS_MISSING), 2);
+    assert_int_equal(lab_count(&lab, MOOR_C_STEPS_NEVER_FIRED), 0);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_5_a_step_in_which_nothing_fired_is_counted_and_missing(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_request request = {.id = "a", .count = 4};
+    assert_status(lab_begin(&lab, &request, 1), MOOR_OK);
+    assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_OK);
+    assert_int_equal(lab_count(&lab, MOOR_C_STEPS_NEVER_FIRED), 1);
+    assert_status(lab_seal(&lab, "a", 4), MOOR_OK);
+    moor_view *view = lab_view(&lab, "a");
+    assert_int_equal(view->missing_rows, 4);
+    lab_assert_missing(view, 0, 4, MOOR_REASON_LAYER_MISSING);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_5_a_short_record_is_incomplete_with_the_exact_range(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_one(&lab, "a", 0, 10);
+    assert_status(lab_seal(&lab, "a", 13), MOOR_OK);
+    moor_view *view = lab_view(&lab, "a");
+    assert_int_equal(view->rows, 13);
+    lab_assert_rows(&lab, view, "a", 0, 10, 1);
+    lab_assert_missing(view, 10, 13, MOOR_REASON_SHORT);
+    assert_int_equal(view->reasons, MOOR_REASON_SHORT);
+    assert_int_equal(view->n_versions, 1);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_6_first_accepted_wins_across_a_preemption_and_an_update(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_one(&lab, "a", 0, 30);
+    for (uint32_t i = 30; i < 40; i++)
+        lab_one(&lab, "a", i, 1);
+    lab.epoch = 2;
+    lab_one(&lab, "a", 0, 40); /* slots reused, prefix recomputed at version 2 */
+    for (uint32_t i = 40; i < 100; i++)
+        lab_one(&lab, "a", i, 1);
+    assert_status(lab_seal(&lab, "a", 100), MOOR_OK);
+    moor_view *view = lab_view(&lab, "a");
+    assert_int_equal(view->rows, 100);
+    assert_int_equal(view->missing_rows, 0);
+    lab_assert_rows(&lab, view, "a", 0, 40, 1);
+    lab_assert_rows(&lab, view, "a", 40, 100, 2);
+    assert_int_equal(view->n_versions, 2);
+    assert_int_equal(view->versions[0].start, 0);
+    assert_int_equal(view->versions[0].epoch, 1);
+    assert_int_equal(view->versions[1].start, 40);
+    assert_int_equal(view->versions[1].epoch, 2);
+    assert_int_equal(view->dropped_rows, 40);
+    assert_int_equal(lab_count(&lab, MOOR_C_ROWS_DROPPED), 40);
+    assert_int_equal(lab_count(&lab, MOOR_C_ROWS), 100);
+    assert_int_equal(lab.last_event.epoch_first, 1);
+    assert_int_equal(lab.last_event.epoch_last, 2);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_6_one_step_may_recompute_and_go_on(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_one(&lab, "a", 0, 7);
+    lab.epoch = 2;
+    lab_one(&lab, "a", 3, 10); /* 3…6 again, 7…12 new */
+    assert_status(lab_seal(&lab, "a", 13), MOOR_OK);
+    moor_view *view = lab_view(&lab, "a");
+    lab_assert_rows(&lab, view, "a", 0, 7, 1);
+    lab_assert_rows(&lab, view, "a", 7, 13, 2);
+    assert_int_equal(view->dropped_rows, 4);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_7_a_shorter_restart_does_not_replace_a_longer_capture(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_one(&lab, "a", 0, 10);
+    lab.epoch = 2;
+    lab_one(&lab, "a", 0, 4);
+    assert_status(moor_records_finished(lab.records, "a", 1), MOOR_OK);
+    moor_view *view = lab_view(&lab, "a");
+    assert_int_equal(view->rows, 10);
+    lab_assert_rows(&lab, view, "a", 0, 10, 1);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_11_rejected_speculative_tokens_leave_no_row(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_one(&lab, "a", 0, 5);
+    /* Told at commit: one real and three drafts, of which one is accepted. */
+    lab_request draft = {.id = "a", .start = 5, .count = 4, .spec = 3};
+    uint32_t accepted = 2;
+    assert_status(lab_begin(&lab, &draft, 1), MOOR_OK);
+    lab_capture(&lab, &draft, 1);
+    assert_status(moor_records_step_commit(lab.records, &accepted, 1), MOOR_OK);
+    assert_int_equal(lab_count(&lab, MOOR_C_ROWS_REJECTED), 2);
+    /* Told by the next start: it begins at 9, so drafts 8 and 9 of 8…10 … only 8 was accepted. */
+    lab_request later = {.id = "a", .start = 7, .count = 4, .spec = 3};
+    lab.epoch = 2;
+    lab_step(&lab, &later, 1);
+    lab_request next = {.id = "a", .start = 9, .count = 3, .spec = 2};
+    lab.epoch = 3;
+    lab_step(&lab, &next, 1);
+    assert_int_equal(lab_count(&lab, MOOR_C_ROWS_REJECTED), 4);
+    /* Told by the seal: 9 and 10 were accepted, 11 was not. */
+    assert_status(lab_seal(&lab, "a", 11), MOOR_OK);
+    moor_view *view = lab_view(&lab, "a");
+    assert_int_equal(view->rows, 11);
+    assert_int_equal(view->missing_rows, 0);
+    lab_assert_rows(&lab, view, "a", 0, 7, 1);
+    lab_assert_rows(&lab, view, "a", 7, 9, 2);
+    lab_assert_rows(&lab, view, "a", 9, 11, 3);
+    assert_int_equal(view->n_versions, 3);
+    assert_int_equal(view->versions[1].start, 7);
+    assert_int_equal(view->versions[2].start, 9);
+    assert_int_equal(view->n_segments, 1); /* the room of rejected rows was used again */
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_11_undecided_rows_are_dropped_when_nobody_decides(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_one(&lab, "a", 0, 5);
+    lab_request draft = {.id = "a", .start = 5, .count = 4, .spec = 3};
+    lab_step(&lab, &draft, 1);
+    assert_status(moor_records_finished(lab.records, "a", 1), MOOR_OK);
+    moor_view *view = lab_view(&lab, "a");
+    assert_int_equal(view->rows, 6);
+    lab_unview(&lab, view);
+    /* Preempted with undecided rows: what is computed again from the start decides them anew. */
+    lab_one(&lab, "b", 0, 5);
+    draft.id = "b";
+    lab_step(&lab, &draft, 1);
+    lab.epoch = 2;
+    lab_one(&lab, "b", 0, 8);
+    assert_status(lab_seal(&lab, "b", 8), MOOR_OK);
+    view = lab_view(&lab, "b");
+    lab_assert_rows(&lab, view, "b", 0, 6, 1);
+    lab_assert_rows(&lab, view, "b", 6, 8, 2);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_11_a_layer_captured_twice_keeps_the_first(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_request request = {.id = "a", .count = 2};
+    assert_status(lab_begin(&lab, &request, 1), MOOR_OK);
+    lab_capture(&lab, &request, 1);
+    memset(lab.source, 0, 2 * LAB_K * sizeof(*lab.source)); /* a draft layer with a target's number */
+    moor_ids ids = {.data = lab.source, .dtype = MOOR_DTYPE_I32, .tokens = 2, .top_k = LAB_K};
+    assert_status(moor_records_capture(lab.records, 3, &ids), MOOR_E_STATE);
+    assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_OK);
+    assert_status(lab_seal(&lab, "a", 2), MOOR_OK);
+    moor_view *view = lab_view(&lab, "a");
+    lab_assert_rows(&lab, view, "a", 0, 2, 1);
+    lab_unview(&lab, view);
+    assert_int_equal(lab_count(&lab, MOOR_C_CAPTURE_ERRORS), 1);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_13_a_source_buffer_may_be_reused_at_once(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_one(&lab, "a", 0, 100); /* lab_capture uses one buffer for all layers */
+    memset(lab.source, 0xff, 100 * LAB_K * sizeof(*lab.source));
+    assert_status(lab_seal(&lab, "a", 100), MOOR_OK);
+    moor_view *view = lab_view(&lab, "a");
+    lab_assert_rows(&lab, view, "a", 0, 100, 1);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_14_a_capture_or_step_that_is_too_large_is_refused_before_a_byte(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_defaults(&lab);
+    lab.config.max_step_tokens = 8;
+    lab_open_with(&lab);
+    lab_request large = {.id = "a", .count = 9}, fits = {.id = "a", .count = 8};
+    assert_status(lab_begin(&lab, &large, 1), MOOR_E_RANGE);
+    assert_text("9 tokens");
+    assert_text("made for 8");
+    moor_ids ids = {.data = lab.source, .dtype = MOOR_DTYPE_I32, .tokens = 8, .top_k = LAB_K};
+    assert_status(moor_records_capture(lab.records, 0, &ids), MOOR_E_STATE); /* no step */
+    assert_status(lab_begin(&lab, &fits, 1), MOOR_OK);
+    lab_capture(&lab, &fits, 1);
+    assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_OK);
+    fits.start = 8;
+    assert_status(lab_begin(&lab, &fits, 1), MOOR_OK);
+    uint8_t before[64];
+    memcpy(before, lab.records->step.spans[0].rows, sizeof(before));
+    ids.tokens = 9; /* one past the step: its last row would lie past the end */
+    assert_status(moor_records_capture(lab.records, 0, &ids), MOOR_E_RANGE);
+    assert_text("9 tokens");
+    ids.tokens = 7;
+    assert_status(moor_records_capture(lab.records, 1, &ids), MOOR_E_INVALID);
+    assert_text("7 tokens");
+    assert_text("has 8");
+    ids.tokens = 8;
+    ids.top_k = LAB_K + 1;
+    assert_status(moor_records_capture(lab.records, 2, &ids), MOOR_E_INVALID);
+    ids.top_k = LAB_K;
+    ids.dtype = 9;
+    assert_status(moor_records_capture(lab.records, 3, &ids), MOOR_E_INVALID);
+    assert_status(moor_records_capture(lab.records, LAB_LAYERS, &ids), MOOR_E_RANGE);
+    assert_memory_equal(before, lab.records->step.spans[0].rows, sizeof(before));
+    assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_OK);
+    assert_int_equal(lab_count(&lab, MOOR_C_CAPTURE_ERRORS), 6);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_17_a_full_arena_loses_rows_not_requests(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_defaults(&lab);
+    lab.config.arena_bytes = 1 << 20; /* 43,690 rows of 24 bytes, less what size classes take */
+    lab_open_with(&lab);
+    char id[16];
+    int first_incomplete = -1;
+    for (int i = 0; i < 12; i++) {
+        snprintf(id, sizeof(id), "r%d", i);
+        lab_one(&lab, id, 0, 8000);
+        assert_status(lab_seal(&lab, id, 8000), MOOR_OK);
+        moor_view *view = lab_view(&lab, id);
+        assert_int_equal(view->rows, 8000);
+        if (view->missing_rows) {
+            assert_int_equal(view->reasons, MOOR_REASON_ARENA_FULL);
+            if (first_incomplete < 0)
+                first_incomplete = i;
+        } else {
+            lab_assert_rows(&lab, view, id, 0, 8000, 1);
+        }
+        lab_unview(&lab, view);
+    }
+    assert_true(first_incomplete >= 3);
+    assert_true(lab_count(&lab, MOOR_C_ARENA_FULL) > 0);
+    for (int i = 0; i < 3; i++) { /* space returns */
+        moor_handle handle;
+        snprintf(id, sizeof(id), "r%d", i);
+        assert_status(moor_records_find(lab.records, id, (uint32_t)strlen(id), &handle), MOOR_OK);
+        assert_status(moor_records_event(lab.records, handle, MOOR_EVENT_DISCARD), MOOR_OK);
+    }
+    lab_run(&lab, "whole", 8000, 4);
+    moor_view *view = lab_view(&lab, "whole");
+    assert_int_equal(view->missing_rows, 0);
+    lab_assert_rows(&lab, view, "whole", 0, 8003, 1);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_17_rows_go_on_in_the_record_that_lost_some(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_one(&lab, "a", 0, 5);
+    for (uint64_t n = 1; n <= 2; n++) { /* the 64 rows of the first block are used up; growing and a new block both fail */
+        lab_one(&lab, "a", 5 + (n - 1), 1);
+    }
+    lab_request request = {.id = "b", .count = 50};
+    for (uint64_t nth = 1; nth < 12; nth++) {
+        moor_fault_arm(nth);
+        char id[8];
+        snprintf(id, sizeof(id), "b%d", (int)nth);
+        request.id = id;
+        request.start = 0;
+        assert_status(lab_begin(&lab, &request, 1), MOOR_OK);
+        lab_capture(&lab, &request, 1);
+        assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_OK);
+        moor_fault_arm(0);
+        lab_one(&lab, id, 50, 3);
+        assert_status(lab_seal(&lab, id, 53), MOOR_OK);
+        moor_view *view = lab_view(&lab, id);
+        assert_int_equal(view->rows, 53);
+        lab_assert_rows(&lab, view, id, 50, 53, 1);
+        if (view->missing_rows) {
+            assert_int_equal(view->missing_rows, 50);
+            assert_true(view->reasons == MOOR_REASON_ARENA_FULL || view->reasons == MOOR_REASON_PREFIX_UNKNOWN);
+        } else {
+            lab_assert_rows(&lab, view, id, 0, 50, 1);
+        }
+        lab_unview(&lab, view);
+    }
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_22_each_end_is_exactly_one_seal(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    moor_hash128 none = {0, 0}, a = moor_id_hash("a", 1);
+    lab_one(&lab, "a", 0, 4);
+    assert_status(moor_seal_push(lab.ring, a, none, 4, 0), MOOR_OK);
+    assert_status(moor_seal_push(lab.ring, a, none, 2, MOOR_SEAL_ABORTED), MOOR_OK); /* told twice */
+    assert_status(moor_records_finished(lab.records, "a", 1), MOOR_OK);              /* and by the worker */
+    assert_status(moor_records_finished(lab.records, "a", 1), MOOR_OK);
+    assert_int_equal(lab.sealed_events, 1);
+    assert_int_equal(lab_count(&lab, MOOR_C_SEALED), 1);
+    assert_int_equal(lab_stats(&lab).seals_repeated, 1);
+    moor_view *view = lab_view(&lab, "a");
+    assert_int_equal(view->rows, 4); /* the core's number, not the worker's fallback, and not the second one */
+    lab_unview(&lab, view);
+    /* A request that never ran here is told of, and remembered as unknown. */
+    assert_status(moor_seal_push(lab.ring, moor_id_hash("never", 5), none, 0, MOOR_SEAL_ABORTED), MOOR_OK);
+    assert_int_equal(moor_records_drain(lab.records), 1);
+    assert_int_equal(lab.sealed_events, 2);
+    assert_int_equal(lab_stats(&lab).seals_unknown, 1);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_22_a_seal_during_the_last_step_waits_for_its_commit(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_one(&lab, "a", 0, 4);
+    lab_request last = {.id = "a", .start = 4, .count = 1};
+    assert_status(lab_begin(&lab, &last, 1), MOOR_OK);
+    lab_capture(&lab, &last, 1);
+    assert_status(lab_seal(&lab, "a", 5), MOOR_OK);
+    assert_int_equal(lab.sealed_events, 0);
+    assert_status(lab_seal(&lab, "a", 4), MOOR_OK); /* a second one changes nothing */
+    assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_OK);
+    assert_int_equal(lab.sealed_events, 1);
+    moor_view *view = lab_view(&lab, "a");
+    assert_int_equal(view->rows, 5);
+    lab_assert_rows(&lab, view, "a", 0, 5, 1);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_22_steps_under_way_after_the_seal_make_no_second_record(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_one(&lab, "a", 0, 4);
+    assert_status(lab_seal(&lab, "a", 4), MOOR_OK);
+    lab_one(&lab, "a", 4, 1); /* scheduled before the seal */
+    moor_view *view = lab_view(&lab, "a"); /* not ambiguous */
+    assert_int_equal(view->rows, 4);
+    lab_unview(&lab, view);
+    assert_int_equal(lab_stats(&lab).records, 1);
+    /* The worker's notice ends the id: what comes now is another request. */
+    assert_status(moor_records_finished(lab.records, "a", 1), MOOR_OK);
+    lab.epoch = 2;
+    lab_one(&lab, "a", 0, 6);
+    assert_status(lab_seal(&lab, "a", 6), MOOR_OK);
+    assert_int_equal(lab_stats(&lab).records, 2);
+    assert_status(moor_records_open(lab.records, 1, "a", 1, 0, 0, &view), MOOR_E_AMBIGUOUS);
+    moor_view **views;
+    uint32_t n;
+    assert_status(moor_records_open_all(lab.records, 1, "a", 1, &views, &n), MOOR_OK);
+    assert_int_equal(n, 2);
+    assert_int_equal(views[0]->rows, 4);
+    assert_int_equal(views[1]->rows, 6);
+    lab_assert_rows(&lab, views[1], "a", 0, 6, 2);
+    moor_views_free(views, n);
+    assert_int_equal(moor_records_disconnect(lab.records, 1), 2);
+    /* Without a notice, a step from 0 is a new request as well. */
+    lab_one(&lab, "c", 0, 4);
+    assert_status(lab_seal(&lab, "c", 4), MOOR_OK);
+    lab_one(&lab, "c", 0, 2);
+    assert_int_equal(lab_stats(&lab).records, 4);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_22_an_abandoned_step_leaves_missing_rows_unless_it_is_done_again(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_one(&lab, "a", 0, 4);
+    lab_request more = {.id = "a", .start = 4, .count = 3};
+    assert_status(lab_begin(&lab, &more, 1), MOOR_OK);
+    lab_capture(&lab, &more, 1);
+    assert_status(moor_records_step_abandon(lab.records), MOOR_OK);
+    lab_one(&lab, "a", 7, 1); /* the engine went on all the same */
+    assert_status(lab_seal(&lab, "a", 8), MOOR_OK);
+    moor_view *view = lab_view(&lab, "a");
+    lab_assert_rows(&lab, view, "a", 0, 4, 1);
+    lab_assert_missing(view, 4, 7, MOOR_REASON_STEP_FAILED);
+    lab_assert_rows(&lab, view, "a", 7, 8, 1);
+    lab_unview(&lab, view);
+
+    lab_one(&lab, "b", 0, 4);
+    more.id = "b";
+    assert_status(lab_begin(&lab, &more, 1), MOOR_OK);
+    lab_step(&lab, &more, 1); /* begin again abandons, then it is done */
+    assert_status(lab_seal(&lab, "b", 7), MOOR_OK);
+    view = lab_view(&lab, "b");
+    lab_assert_rows(&lab, view, "b", 0, 7, 1);
+    lab_unview(&lab, view);
+
+    lab_one(&lab, "c", 0, 4); /* the fallback seal does not call it whole */
+    more.id = "c";
+    assert_status(lab_begin(&lab, &more, 1), MOOR_OK);
+    assert_status(moor_records_step_abandon(lab.records), MOOR_OK);
+    assert_status(moor_records_finished(lab.records, "c", 1), MOOR_OK);
+    view = lab_view(&lab, "c");
+    assert_int_equal(view->rows, 7);
+    lab_assert_missing(view, 4, 7, MOOR_REASON_STEP_FAILED);
+    lab_unview(&lab, view);
+    assert_int_equal(lab_count(&lab, MOOR_C_STEPS_FAILED), 3);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void a_step_refuses_nonsense_and_changes_nothing(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_request twice[] = {{.id = "a", .count = 1}, {.id = "a", .start = 1, .count = 1}};
+    assert_status(lab_begin(&lab, twice, 2), MOOR_E_INVALID);
+    assert_text("request a");
+    assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_E_STATE);
+    lab_request spec = {.id = "a", .count = 1, .spec = 2};
+    assert_status(lab_begin(&lab, &spec, 1), MOOR_E_INVALID);
+    lab_request good = {.id = "a", .count = 2};
+    assert_status(lab_begin(&lab, &good, 1), MOOR_OK);
+    lab_capture(&lab, &good, 1);
+    uint32_t accepted[2] = {3, 0};
+    assert_status(moor_records_step_commit(lab.records, accepted, 1), MOOR_E_INVALID);
+    assert_text("3 tokens accepted of request a");
+    assert_status(moor_records_step_commit(lab.records, accepted, 2), MOOR_E_INVALID);
+    accepted[0] = 2;
+    assert_status(moor_records_step_commit(lab.records, accepted, 1), MOOR_OK);
+    assert_status(lab_seal(&lab, "a", 2), MOOR_OK);
+    moor_view *view = lab_view(&lab, "a");
+    lab_assert_rows(&lab, view, "a", 0, 2, 1);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void a_long_record_of_many_small_steps_is_few_segments(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_request both[] = {{.id = "a", .count = 1}, {.id = "b", .count = 1}};
+    for (uint32_t i = 0; i < 5000; i++) {
+        both[0].start = both[1].start = i;
+        lab_step(&lab, both, 2);
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_status(lab_seal(&lab, both[i].id, 5000), MOOR_OK);
+        moor_view *view = lab_view(&lab, both[i].id);
+        lab_assert_rows(&lab, view, both[i].id, 0, 5000, 1);
+        assert_true(view->n_segments <= 8);
+        lab_unview(&lab, view);
+    }
+    /* Sealed blocks were shrunk: at most a size class more than the rows. */
+    assert_true(lab_stats(&lab).live_bytes < 2 * 5000 * 24 * 5 / 4);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void a_prefill_larger_than_a_block_is_whole(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_defaults(&lab);
+    lab.config.layers = 48;
+    lab.config.top_k = 8;
+    lab.config.num_experts = 512; /* two bytes: 768 a row, 2,730 rows a block */
+    lab_open_with(&lab);
+    lab_one(&lab, "a", 0, 8000);
+    lab_one(&lab, "a", 8000, 8);
+    assert_status(lab_seal(&lab, "a", 8008), MOOR_OK);
+    moor_view *view = lab_view(&lab, "a");
+    assert_true(view->n_segments >= 3);
+    lab_assert_rows(&lab, view, "a", 0, 8008, 1);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(S1_1_rows_are_the_tokens_that_went_through_the_model),
+        cmocka_unit_test(S1_1_surplus_of_an_abort_is_dropped_and_committed_rows_kept),
+        cmocka_unit_test(S1_2_an_id_beyond_the_experts_names_request_token_layer_and_id),
+        cmocka_unit_test(S1_2_validate_finds_what_no_router_chooses),
+        cmocka_unit_test(S1_4_a_missing_layer_makes_exactly_those_rows_missing),
+        cmocka_unit_test(S1_5_a_step_in_which_nothing_fired_is_counted_and_missing),
+        cmocka_unit_test(S1_5_a_short_record_is_incomplete_with_the_exact_range),
+        cmocka_unit_test(S1_6_first_accepted_wins_across_a_preemption_and_an_update),
+        cmocka_unit_test(S1_6_one_step_may_recompute_and_go_on),
+        cmocka_unit_test(S1_7_a_shorter_restart_does_not_replace_a_longer_capture),
+        cmocka_unit_test(S1_11_rejected_speculative_tokens_leave_no_row),
+        cmocka_unit_test(S1_11_undecided_rows_are_dropped_when_nobody_decides),
+        cmocka_unit_test(S1_11_a_layer_captured_twice_keeps_the_first),
+        cmocka_unit_test(S1_13_a_source_buffer_may_be_reused_at_once),
+        cmocka_unit_test(S1_14_a_capture_or_step_that_is_too_large_is_refused_before_a_byte),
+        cmocka_unit_test(S1_17_a_full_arena_loses_rows_not_requests),
+        cmocka_unit_test(S1_17_rows_go_on_in_the_record_that_lost_some),
+        cmocka_unit_test(S1_22_each_end_is_exactly_one_seal),
+        cmocka_unit_test(S1_22_a_seal_during_the_last_step_waits_for_its_commit),
+        cmocka_unit_test(S1_22_steps_under_way_after_the_seal_make_no_second_record),
+        cmocka_unit_test(S1_22_an_abandoned_step_leaves_missing_rows_unless_it_is_done_again),
+        cmocka_unit_test(a_step_refuses_nonsense_and_changes_nothing),
+        cmocka_unit_test(a_long_record_of_many_small_steps_is_few_segments),
+        cmocka_unit_test(a_prefill_larger_than_a_block_is_whole),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
