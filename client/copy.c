@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-size_t moor_dtype_bytes(uint32_t dtype)
+size_t moor_copy_dtype_bytes(uint32_t dtype)
 {
     static const unsigned char bytes[] = {
         [MOOR_DTYPE_U8] = 1, [MOOR_DTYPE_U16] = 2, [MOOR_DTYPE_I16] = 2, [MOOR_DTYPE_I32] = 4, [MOOR_DTYPE_I64] = 8};
@@ -20,7 +20,7 @@ int moor_dtype_holds(uint32_t dtype, uint32_t num_experts)
     case MOOR_DTYPE_U16:
         return num_experts <= 65536;
     default:
-        return moor_dtype_bytes(dtype) >= 4;
+        return moor_copy_dtype_bytes(dtype) >= 4;
     }
 }
 
@@ -40,7 +40,7 @@ WIDEN(u16_to_64, int64_t, uint16_t)
 
 void moor_copy_ids(void *dst, uint32_t dst_dtype, const void *src, uint32_t src_dtype, size_t n)
 {
-    size_t to = moor_dtype_bytes(dst_dtype), from = moor_dtype_bytes(src_dtype);
+    size_t to = moor_copy_dtype_bytes(dst_dtype), from = moor_copy_dtype_bytes(src_dtype);
     if (to == from)
         memcpy(dst, src, n * to);
     else if (from == 1 && to == 2)

@@ -12,7 +12,7 @@
 #include <moor/moor.h>
 
 /* Bytes of one element, 0 for what is no dtype. */
-size_t moor_dtype_bytes(uint32_t dtype);
+size_t moor_copy_dtype_bytes(uint32_t dtype);
 /* 1 when every id below num_experts fits. */
 int moor_dtype_holds(uint32_t dtype, uint32_t num_experts);
 

@@ -208,7 +208,7 @@ static moor_status check_copy(const moor_record *record, uint64_t start, uint64_
                               size_t dst_bytes)
 {
     const moor_record_info *info = &record->info;
-    size_t element = moor_dtype_bytes(dst_dtype);
+    size_t element = moor_copy_dtype_bytes(dst_dtype);
     if (start > stop || stop > info->rows)
         return moor_fail(MOOR_E_RANGE, "request %s: rows %llu to %llu of %llu", info->request_id, (unsigned long long)start,
                          (unsigned long long)stop, (unsigned long long)info->rows);
@@ -244,7 +244,7 @@ static moor_status check_present(const moor_record *record, uint64_t start, uint
 /* Rows of MoE columns to rows of all model layers, whose dense ones are 0 already. */
 static void scatter(const moor_record_info *info, unsigned char *dst, uint32_t dst_dtype, const unsigned char *src, uint64_t rows)
 {
-    size_t layer_bytes = info->top_k * moor_dtype_bytes(dst_dtype), src_layer_bytes = info->top_k * moor_dtype_bytes(info->dtype);
+    size_t layer_bytes = info->top_k * moor_copy_dtype_bytes(dst_dtype), src_layer_bytes = info->top_k * moor_copy_dtype_bytes(info->dtype);
     for (uint64_t row = 0; row < rows; row++) {
         for (uint32_t column = 0; column < info->layers; column++)
             moor_copy_ids(dst + (size_t)info->layer_ids[column] * layer_bytes, dst_dtype, src + column * src_layer_bytes, info->dtype, info->top_k);
@@ -266,8 +266,8 @@ moor_status moor_record_copy(const moor_record *record, uint64_t start, uint64_t
         status = check_present(record, start, stop);
     if (status)
         return status;
-    size_t dst_row = (size_t)columns * info->top_k * moor_dtype_bytes(dst_dtype);
-    size_t src_row = (size_t)info->layers * info->top_k * moor_dtype_bytes(info->dtype);
+    size_t dst_row = (size_t)columns * info->top_k * moor_copy_dtype_bytes(dst_dtype);
+    size_t src_row = (size_t)info->layers * info->top_k * moor_copy_dtype_bytes(info->dtype);
     for (uint32_t i = 0; i < info->n_segments; i++) {
         const moor_segment *segment = &info->segments[i];
         uint64_t from, to;

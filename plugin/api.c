@@ -10,9 +10,11 @@
 #include "../hooks/cleanup.h"
 #include "../hooks/gate.h"
 #include "../hooks/holds.h"
+#include "../hooks/record.h"
 #include "../hooks/weights.h"
 #include "config.h"
 #include "process.h"
+#include "server.h"
 #include "status.h"
 #include "visit.h"
 
@@ -52,6 +54,27 @@ static const moor_api table = {
     .process_instance = moor_process_instance,
     .process_dir = moor_process_dir,
     .log = moor_process_log,
+
+    .store_open = moor_store_open,
+    .store_close = moor_store_close,
+
+    .step_begin = moor_step_begin,
+    .capture = moor_capture,
+    .step_commit = moor_step_commit,
+    .step_abandon = moor_step_abandon,
+    .kv_handed_out = moor_kv_handed_out,
+    .kv_reset = moor_kv_reset,
+    .request_finished = moor_request_finished,
+    .request_alias = moor_request_alias,
+    .request_fill = moor_request_fill,
+    .truncate = moor_truncate,
+    .seal = moor_seal,
+
+    .lease = moor_lease,
+    .unlease = moor_unlease,
+    .claim = moor_claim,
+    .event = moor_event,
+    .find = moor_find,
 
     .attach = moor_attach,
     .detach = moor_detach,
