@@ -45,7 +45,7 @@ static moor_status narrow_in(moor_records *records, const intake *in, const moor
                              uint32_t id_len)
 {
     uint32_t layers = records->config.layers, k = records->config.top_k;
-    ptrdiff_t size = moor_dtype_bytes(ids->dtype);
+    ptrdiff_t size = moor_narrow_dtype_bytes(ids->dtype);
     /* One line of k ids after the other, row by row. */
     moor_narrow job = {.n_spans = 1, .k = k, .row_bytes = (size_t)k * records->id_bytes, .token_bytes = k * size, .k_bytes = size};
     moor_narrow_fn narrow = moor_narrow_pick(ids->dtype, records->id_bytes, 1);

@@ -70,7 +70,7 @@ void moor_isa_force(int isa)
 
 moor_narrow_fn moor_narrow_pick(uint32_t dtype, uint32_t row_id_bytes, int contiguous)
 {
-    if (!moor_dtype_bytes(dtype) || (row_id_bytes != 1 && row_id_bytes != 2))
+    if (!moor_narrow_dtype_bytes(dtype) || (row_id_bytes != 1 && row_id_bytes != 2))
         return NULL;
     uint32_t wide = row_id_bytes - 1;
 #if MOOR_NARROW_X86
@@ -91,16 +91,10 @@ moor_narrow_fn moor_narrow_pick(uint32_t dtype, uint32_t row_id_bytes, int conti
     return scalar[dtype][wide];
 }
 
-uint32_t moor_dtype_bytes(uint32_t dtype)
+uint32_t moor_narrow_dtype_bytes(uint32_t dtype)
 {
     static const uint8_t bytes[] = {0, 1, 2, 2, 4, 8};
     return dtype < sizeof(bytes) ? bytes[dtype] : 0;
-}
-
-const char *moor_dtype_name(uint32_t dtype)
-{
-    static const char *const names[] = {"?", "uint8", "uint16", "int16", "int32", "int64"};
-    return names[dtype < sizeof(names) / sizeof(names[0]) ? dtype : 0];
 }
 
 int64_t moor_id_load(const uint8_t *source, uint32_t dtype)

@@ -38,8 +38,7 @@ void moor_isa_force(int isa);
 
 /* The kernel for source dtype → 1 or 2 byte rows; contiguous: k_bytes is the size of an id. NULL: no such dtype. */
 moor_narrow_fn moor_narrow_pick(uint32_t dtype, uint32_t row_id_bytes, int contiguous);
-uint32_t moor_dtype_bytes(uint32_t dtype); /* 0: no such dtype */
-const char *moor_dtype_name(uint32_t dtype);
+uint32_t moor_narrow_dtype_bytes(uint32_t dtype); /* 0: no such dtype */
 /* One id, sign-extended. */
 int64_t moor_id_load(const uint8_t *source, uint32_t dtype);
 

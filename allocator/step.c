@@ -428,7 +428,7 @@ moor_status moor_records_capture(moor_records *records, uint32_t column, const m
         step->errors++;
         return status;
     }
-    ptrdiff_t size = moor_dtype_bytes(ids->dtype);
+    ptrdiff_t size = moor_narrow_dtype_bytes(ids->dtype);
     int compact = !ids->stride_token && !ids->stride_k;
     moor_narrow job = {.spans = step->spans,
                        .n_spans = step->n_spans,
@@ -455,7 +455,7 @@ moor_status moor_records_capture_failed(moor_records *records, uint32_t column, 
 
 uint32_t moor_records_dtype_bytes(uint32_t dtype)
 {
-    return moor_dtype_bytes(dtype);
+    return moor_narrow_dtype_bytes(dtype);
 }
 
 /* ---- commit ---- */
