@@ -10,7 +10,7 @@ size_t moor_copy_dtype_bytes(uint32_t dtype)
     return dtype < sizeof(bytes) ? bytes[dtype] : 0;
 }
 
-int moor_dtype_holds(uint32_t dtype, uint32_t num_experts)
+int moor_copy_dtype_holds(uint32_t dtype, uint32_t num_experts)
 {
     switch (dtype) {
     case MOOR_DTYPE_U8:

@@ -212,7 +212,7 @@ static moor_status check_copy(const moor_record *record, uint64_t start, uint64_
     if (start > stop || stop > info->rows)
         return moor_fail(MOOR_E_RANGE, "request %s: rows %llu to %llu of %llu", info->request_id, (unsigned long long)start,
                          (unsigned long long)stop, (unsigned long long)info->rows);
-    if (!element || !moor_dtype_holds(dst_dtype, info->num_experts))
+    if (!element || !moor_copy_dtype_holds(dst_dtype, info->num_experts))
         return moor_fail(MOOR_E_INVALID, "request %s: dtype %u cannot hold the ids of %u experts", info->request_id, dst_dtype,
                          info->num_experts);
     unsigned __int128 need = (unsigned __int128)(stop - start) * columns * info->top_k * element;

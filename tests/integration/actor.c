@@ -287,8 +287,8 @@ static int obey(char *line)
         api->store_close(store), store = NULL, answer(MOOR_OK, NULL);
     else if (!strcmp(word, "step") && sscanf(a, "%127s %llu %llu", id, &x, &y) == 3)
         answer(step(id, x, (uint32_t)y), NULL);
-    else if (!strcmp(word, "seal") && sscanf(a, "%127s %llu", id, &x) == 2)
-        answer(api->seal(process, 0, id, (uint32_t)strlen(id), x, 0), NULL);
+    else if (!strcmp(word, "seal") && sscanf(a, "%127s %llu %llu", id, &x, &y) >= 2)
+        answer(api->seal(process, (uint32_t)y, id, (uint32_t)strlen(id), x, 0), NULL);
     else if (!strcmp(word, "alias") && sscanf(a, "%127s %llu", id, &x) == 2)
         answer(api->request_alias(store, id, (uint32_t)strlen(id), "http", 4, (uint32_t)x), NULL);
     else if (!strcmp(word, "attach") && sscanf(a, "%127s %lf", id, &timeout) == 2)
@@ -310,9 +310,10 @@ static int obey(char *line)
         answer(MOOR_OK, NULL);
     } else if (!strcmp(word, "event"))
         answer(api->record_event(records[n_records - 1], (uint32_t)atoi(a)), NULL);
-    else if (!strcmp(word, "gate"))
-        answer(api->client_gate(client, a, NULL, 1, NULL), NULL);
-    else if (!strcmp(word, "race") && sscanf(a, "%127s %llu %llu", id, &x, &y) == 3)
+    else if (!strcmp(word, "gate")) {
+        moor_gate_status status = MOOR_GATE_STATUS_INIT;
+        answer(api->client_gate(client, a, NULL, 1, &status), NULL);
+    } else if (!strcmp(word, "race") && sscanf(a, "%127s %llu %llu", id, &x, &y) == 3)
         race_opens(id, (int)x, (int)y);
     else if (!strcmp(word, "ref"))
         ref_of_last();

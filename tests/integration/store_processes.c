@@ -1,0 +1,527 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Store, socket and client, by real processes: a server actor records, consumer actors read (plugin/server.c, peer.c, client/). */
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "abi/wire.h"
+#include "support/actors.h"
+
+static void start_server(actor *server)
+{
+    actor_start(server, NULL);
+    actor_say(server, "ok default ", "join {}");
+    actor_say(server, "ok", "store 0");
+}
+
+static void start_consumer(actor *consumer)
+{
+    actor_start(consumer, NULL);
+    actor_say(consumer, "ok", "attach default 5");
+}
+
+static void record(actor *server, const char *id, int rows)
+{
+    actor_say(server, "ok", "step %s 0 %d", id, rows);
+    actor_say(server, "ok", "seal %s %d", id, rows);
+}
+
+/* A number of the stores' statistics, by the consumer's eyes. */
+static long stat_of(actor *consumer, const char *name)
+{
+    char key[64];
+    const char *at, *text = actor_say(consumer, "ok", "stats");
+    snprintf(key, sizeof(key), "\"%s\": ", name);
+    at = strstr(text, key);
+    if (!at)
+        fail_msg("no %s in %s", name, text);
+    return strtol(at + strlen(key), NULL, 10);
+}
+
+static void wait_stat(actor *consumer, const char *name, long value)
+{
+    for (int i = 0; i < 200; i++) {
+        if (stat_of(consumer, name) == value)
+            return;
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
+    fail_msg("%s is %ld, expected %ld", name, stat_of(consumer, name), value);
+}
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- reading ---------------------------------------------------------------------------------------------------- */
+
+static void a_consumer_reads_what_was_recorded(void **state)
+{
+    (void)state;
+    actor server, consumer;
+    start_server(&server);
+    record(&server, "req-a", 100);
+    start_consumer(&consumer);
+    actor_say(&consumer, "ok req-a rows=100 missing=0", "open req-a 0");
+    assert_non_null(strstr(consumer.line, "good"));
+    actor_say(&consumer, "MOOR_E_NOT_FOUND", "open nobody 0");
+    /* fewer rows than expected: incomplete, with the exact range (SEMANTICS 1.5) */
+    actor_say(&server, "ok", "step req-b 0 7");
+    actor_say(&server, "ok", "seal req-b 9");
+    actor_say(&consumer, "ok req-b rows=9 missing=2 segments=2", "open req-b 1");
+    actor_say(&consumer, "ok", "release");
+}
+
+static void an_open_waits_for_the_seal(void **state)
+{
+    (void)state;
+    actor server, consumer;
+    start_server(&server);
+    start_consumer(&consumer);
+    actor_say(&server, "ok", "step slow 0 5");
+    actor_say(&consumer, "MOOR_E_TIMEOUT", "open slow 0");
+    double begin = now_s();
+    actor_say(&consumer, "MOOR_E_TIMEOUT", "open slow 0.2");
+    assert_true(now_s() - begin >= 0.19 && now_s() - begin < 2);
+    /* not even recorded yet, sealed while it waits */
+    actor_send(&consumer, "open later 10");
+    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    begin = now_s();
+    record(&server, "later", 3);
+    actor_hear(&consumer, "ok later rows=3 missing=0");
+    assert_true(now_s() - begin < 2);
+    actor_say(&consumer, "MOOR_E_NOT_FOUND", "open never 0.1");
+}
+
+static void siblings_open_in_index_order(void **state)
+{
+    (void)state;
+    actor server, consumer;
+    start_server(&server);
+    start_consumer(&consumer);
+    for (int i = 2; i >= 0; i--) {
+        actor_say(&server, "ok", "step sib-%d 0 4", i);
+        actor_say(&server, "ok", "alias sib-%d %d", i, i);
+        actor_say(&server, "ok", "seal sib-%d 4", i);
+    }
+    actor_say(&consumer, "ok sib-0 sib-1 sib-2", "open_all http 1");
+    actor_say(&consumer, "MOOR_E_AMBIGUOUS", "open http 0");
+    assert_non_null(strstr(consumer.line, "sib-0"));
+    assert_non_null(strstr(consumer.line, "sib-2"));
+}
+
+/* A record of so many pieces that its description does not fit a message. */
+static void a_large_reply_travels_in_a_memfd(void **state)
+{
+    (void)state;
+    actor server, consumer;
+    start_server(&server);
+    start_consumer(&consumer);
+    /* every step leaves a gap: row 2i is recorded, 2i+1 is not (no index: missing) */
+    for (int i = 0; i < 2500; i++) {
+        actor_send(&server, "step holes %d 1", 2 * i);
+        actor_hear(&server, "ok");
+    }
+    actor_say(&server, "ok", "seal holes 5000");
+    actor_say(&consumer, "ok holes rows=5000 missing=2500 segments=5000", "open holes 5");
+    assert_non_null(strstr(consumer.line, "good"));
+}
+
+static void threads_share_a_connection(void **state)
+{
+    (void)state;
+    actor server, consumer;
+    start_server(&server);
+    record(&server, "shared", 64);
+    start_consumer(&consumer);
+    actor_say(&consumer, "ok failed=0", "race shared 8 200");
+    wait_stat(&consumer, "leases", 0);
+    /* one waits long, the others must not wait behind it */
+    actor two;
+    start_consumer(&two);
+    actor_send(&two, "open unborn 10");
+    actor_say(&consumer, "ok failed=0", "race shared 4 50");
+    record(&server, "unborn", 2);
+    actor_hear(&two, "ok unborn");
+}
+
+static void refs_resolve_and_never_to_another_server(void **state)
+{
+    (void)state;
+    actor server, consumer;
+    char ref[300];
+    start_server(&server);
+    record(&server, "r", 9);
+    start_consumer(&consumer);
+    actor_say(&consumer, "ok r", "open r 1");
+    snprintf(ref, sizeof(ref), "%s", actor_say(&consumer, "ok moor1:", "ref") + 3);
+    actor_say(&consumer, "ok r", "resolve %s", ref);
+    assert_non_null(strstr(ref, ":u8:9x3x2"));
+    actor_say(&consumer, "MOOR_E_INVALID", "resolve moor1:x");
+    actor_say(&consumer, "MOOR_E_NOT_FOUND resolve: the ref is of host elsewhere", "resolve moor1:elsewhere%s", strchr(ref + 6, ':'));
+    /* the same name, the same store, perhaps the same handle: an earlier life */
+    actor_kill(&server);
+    start_server(&server);
+    record(&server, "other", 9);
+    actor_say(&consumer, "MOOR_E_STALE", "resolve %s", ref);
+}
+
+/* ---- leases ----------------------------------------------------------------------------------------------------- */
+
+static void a_killed_consumer_leaves_no_lease(void **state)
+{
+    (void)state;
+    actor server, consumer, watcher;
+    start_server(&server);
+    record(&server, "held", 10);
+    start_consumer(&consumer);
+    start_consumer(&watcher);
+    actor_say(&consumer, "ok held", "open held 1");
+    actor_say(&consumer, "ok held", "open held 1");
+    assert_int_equal(stat_of(&watcher, "leases"), 2);
+    actor_kill(&consumer);
+    wait_stat(&watcher, "leases", 0);
+    actor_say(&server, "ok", "step next 0 3"); /* and the server goes on */
+    actor_say(&server, "ok", "seal next 3");
+    actor_say(&watcher, "ok next", "open next 1");
+}
+
+static void a_forked_child_of_a_consumer_has_nothing(void **state)
+{
+    (void)state;
+    actor server, consumer, watcher;
+    start_server(&server);
+    record(&server, "held", 10);
+    start_consumer(&consumer);
+    start_consumer(&watcher);
+    actor_say(&consumer, "ok held", "open held 1");
+    actor_say(&consumer, "ok open=MOOR_E_FORKED info=MOOR_E_FORKED", "fork");
+    assert_int_equal(stat_of(&watcher, "leases"), 1); /* the child's release and detach were its own */
+    actor_say(&consumer, "ok good", "verify");
+    actor_say(&consumer, "ok held", "open held 1");
+    actor_say(&server, "ok open=- info=- count=MOOR_E_FORKED step=MOOR_E_FORKED join=MOOR_OK default", "fork");
+    actor_say(&watcher, "ok held", "open held 1");
+}
+
+static void freed_is_stale_and_a_reader_reads_on(void **state)
+{
+    (void)state;
+    actor server, consumer, two;
+    start_server(&server);
+    record(&server, "gone", 10);
+    start_consumer(&consumer);
+    start_consumer(&two);
+    actor_say(&consumer, "ok gone", "open gone 1");
+    actor_say(&two, "ok gone", "open gone 1");
+    actor_say(&two, "ok", "event 2"); /* discard, owner rollout: freed (SEMANTICS 2) */
+    actor_say(&two, "MOOR_E_STALE", "event 2");
+    actor_say(&consumer, "ok good", "verify");
+    actor_say(&two, "MOOR_E_NOT_FOUND", "open gone 0");
+    actor_say(&consumer, "ok", "release");
+    actor_say(&two, "ok", "release");
+    wait_stat(&two, "live_bytes", 0);
+}
+
+static void records_outlive_detach_and_server(void **state)
+{
+    (void)state;
+    actor server, consumer;
+    start_server(&server);
+    record(&server, "kept", 50);
+    start_consumer(&consumer);
+    actor_say(&consumer, "ok kept", "open kept 1");
+    actor_kill(&server);
+    actor_say(&consumer, "ok good", "verify");
+    actor_say(&consumer, "MOOR_E_CLOSED", "open kept 1");
+    actor_say(&consumer, "MOOR_E_CLOSED", "gate status");
+    actor_say(&consumer, "ok", "detach");
+    actor_say(&consumer, "ok good", "verify");
+    actor_say(&consumer, "ok", "release");
+    /* the next server of that name is found by attaching again */
+    start_server(&server);
+    record(&server, "new", 5);
+    actor_say(&consumer, "ok", "attach default 5");
+    actor_say(&consumer, "ok new", "open new 1");
+}
+
+static void a_replaced_worker_is_found_again(void **state)
+{
+    (void)state;
+    actor first, worker, consumer;
+    actor_start(&first, NULL);
+    actor_say(&first, "ok default ", "join {}"); /* keeps the instance alive */
+    actor_start(&worker, "MOOR_INSTANCE=default", NULL);
+    actor_say(&worker, "ok default ", "join {}");
+    actor_say(&worker, "ok", "store 0");
+    record(&worker, "one", 4);
+    start_consumer(&consumer);
+    actor_say(&consumer, "ok one", "open one 1");
+    actor_kill(&worker);
+    actor_say(&consumer, "MOOR_E_", "open one 0");
+    actor_start(&worker, "MOOR_INSTANCE=default", NULL);
+    actor_say(&worker, "ok default ", "join {}");
+    actor_say(&worker, "ok", "store 0");
+    record(&worker, "two", 4);
+    actor_say(&consumer, "ok two", "open two 2");
+    actor_say(&first, "MOOR_E_EXISTS", "store 0");
+}
+
+static void stores_of_replicas_are_asked_all(void **state)
+{
+    (void)state;
+    actor zero, one, consumer;
+    start_server(&zero);
+    actor_start(&one, "MOOR_INSTANCE=default", NULL);
+    actor_say(&one, "ok default ", "join {}");
+    actor_say(&one, "ok", "store 1");
+    record(&zero, "at-zero", 4);
+    start_consumer(&consumer);
+    actor_say(&consumer, "ok at-zero rows=4 missing=0 segments=1 versions=1 store=0", "open at-zero 1");
+    actor_say(&one, "ok", "step at-one 0 6");
+    actor_send(&consumer, "open at-one 5");
+    nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL);
+    actor_say(&one, "ok", "seal at-one 6 1");
+    actor_hear(&consumer, "ok at-one rows=6 missing=0 segments=1 versions=1 store=1");
+    actor_say(&consumer, "MOOR_E_NOT_FOUND", "open at-none 0.05");
+    /* one id at two replicas (a repeated X-Request-Id) */
+    record(&zero, "twice", 2);
+    actor_say(&one, "ok", "step twice 0 3");
+    actor_say(&one, "ok", "seal twice 3 1");
+    actor_say(&consumer, "MOOR_E_AMBIGUOUS id twice means several records: twice (store 0), twice (store 1)", "open twice 1");
+    actor_say(&consumer, "ok twice twice", "open_all twice 1");
+    actor_kill(&one);
+    actor_say(&consumer, "ok at-zero", "open at-zero 1");
+}
+
+/* ---- strangers -------------------------------------------------------------------------------------------------- */
+
+static int stranger(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s/default/store-0.sock", actors_dir);
+    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    struct timeval limit = {.tv_sec = 10};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    return fd;
+}
+
+/* Reads to the end; returns the status of the first reply, 1 when there was none. */
+static int last_words(int fd, char *text, size_t size)
+{
+    unsigned char bytes[4096];
+    size_t have = 0;
+    ssize_t got;
+    while (have < sizeof(bytes) && (got = recv(fd, bytes + have, sizeof(bytes) - have, 0)) > 0)
+        have += (size_t)got;
+    close(fd);
+    moor_wire_header header;
+    if (have < sizeof(header))
+        return 1;
+    memcpy(&header, bytes, sizeof(header));
+    snprintf(text, size, "%.*s", (int)(header.length - sizeof(header)), (char *)bytes + sizeof(header));
+    return header.status;
+}
+
+static void malformed_messages_close_their_connection_only(void **state)
+{
+    (void)state;
+    actor server, consumer;
+    char text[512];
+    start_server(&server);
+    record(&server, "safe", 4);
+    start_consumer(&consumer);
+    struct {
+        moor_wire_header header;
+        moor_wire_hello hello;
+    } good = {{sizeof(good), MOOR_WIRE_HELLO, 0, 1, 0}, {MOOR_WIRE_MAGIC, MOOR_WIRE_VERSION, 1, 0}}, bad;
+    struct {
+        moor_wire_header header;
+        moor_wire_open open;
+    } open_message = {{sizeof(open_message), MOOR_WIRE_OPEN, 0, 2, 0}, {0, 0, 0, 1u << 31}};
+    int fd;
+    /* too long, too short, not a greeting, something else first */
+    for (int i = 0; i < 5; i++) {
+        bad = good;
+        if (i == 0)
+            bad.header.length = MOOR_WIRE_LIMIT + 1;
+        else if (i == 1)
+            bad.header.length = 15;
+        else if (i == 2)
+            bad.hello.magic ^= 1;
+        else if (i == 3)
+            bad.header.type = MOOR_WIRE_STATS;
+        else
+            bad.header.flags = MOOR_WIRE_REPLY;
+        fd = stranger();
+        assert_int_equal(send(fd, &bad, sizeof(bad), MSG_NOSIGNAL), sizeof(bad));
+        assert_int_equal(last_words(fd, text, sizeof(text)), 1);
+    }
+    /* greeted, then an id longer than its message */
+    fd = stranger();
+    assert_int_equal(send(fd, &good, sizeof(good), MSG_NOSIGNAL), sizeof(good));
+    assert_int_equal(send(fd, &open_message, sizeof(open_message), MSG_NOSIGNAL), sizeof(open_message));
+    assert_int_equal(last_words(fd, text, sizeof(text)), 0);
+    /* one that says nothing does not keep others out */
+    int silent = stranger();
+    actor_say(&consumer, "ok safe", "open safe 1");
+    close(silent);
+}
+
+static void another_wire_version_is_told_both_numbers(void **state)
+{
+    (void)state;
+    actor server;
+    char text[512];
+    start_server(&server);
+    struct {
+        moor_wire_header header;
+        moor_wire_hello hello;
+        char more[100]; /* a later version may say more */
+    } hello = {{sizeof(hello), MOOR_WIRE_HELLO, 0, 1, 0}, {MOOR_WIRE_MAGIC, 9, 1, 0}, ""};
+    int fd = stranger();
+    assert_int_equal(send(fd, &hello, sizeof(hello), MSG_NOSIGNAL), sizeof(hello));
+    assert_int_equal(last_words(fd, text, sizeof(text)), -16);
+    assert_string_equal(text, "the store speaks wire version 1, the client 9");
+}
+
+static void another_user_is_refused(void **state)
+{
+    (void)state;
+    actor server, consumer;
+    if (geteuid() != 0) {
+        print_message("only root can become somebody else\n");
+        skip();
+    }
+    char text[512];
+    start_server(&server);
+    /* let the other user reach the socket: the directory alone would keep it out */
+    char path[128];
+    snprintf(path, sizeof(path), "%s/default", actors_dir);
+    assert_int_equal(chmod(actors_dir, 0755) | chmod(path, 0755), 0);
+    snprintf(path, sizeof(path), "%s/default/store-0.sock", actors_dir);
+    assert_int_equal(chmod(path, 0777), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        if (setresuid(4321, 4321, 4321))
+            _exit(9);
+        int status = last_words(stranger(), text, sizeof(text));
+        _exit(status == -15 && strstr(text, "runs as uid 4321") ? 0 : 1);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    assert_int_equal(status, 0);
+    snprintf(path, sizeof(path), "%s/default", actors_dir);
+    assert_int_equal(chmod(actors_dir, 0700) | chmod(path, 0700), 0);
+    start_consumer(&consumer);
+}
+
+/* ---- finding ---------------------------------------------------------------------------------------------------- */
+
+static void attach_lists_what_it_found(void **state)
+{
+    (void)state;
+    actor a, b, consumer;
+    char xdg[200], name[64], runtime[160];
+    snprintf(name, sizeof(name), "moor-test-%d", (int)getpid());
+    snprintf(runtime, sizeof(runtime), "%s/run", actors_dir);
+    assert_int_equal(mkdir(runtime, 0700), 0);
+    snprintf(xdg, sizeof(xdg), "XDG_RUNTIME_DIR=%s", runtime);
+    actor_start(&a, "MOOR_DIR", xdg, NULL);
+    actor_say(&a, "ok moor-test", "join {\"instance\":\"%s\"}", name);
+    actor_start(&b, "MOOR_DIR", NULL);
+    actor_say(&b, "ok moor-test", "join {\"instance\":\"%s\"}", name); /* /dev/shm/moor-UID */
+    actor_start(&consumer, "MOOR_DIR", xdg, NULL);
+    actor_say(&consumer, "MOOR_E_AMBIGUOUS", "attach %s 0", name);
+    assert_non_null(strstr(consumer.line, runtime));
+    actor_say(&consumer, "MOOR_E_NOT_FOUND no live instance \"nobody\"", "attach nobody 0.05");
+    assert_non_null(strstr(consumer.line, name));
+    actor_exit(&b);
+    actor_say(&consumer, "ok", "attach %s 0", name);
+    actor_exit(&a);
+}
+
+static void attach_waits_for_a_server(void **state)
+{
+    (void)state;
+    actor server, consumer;
+    actor_start(&consumer, NULL);
+    actor_send(&consumer, "attach default 10");
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    start_server(&server);
+    actor_hear(&consumer, "ok");
+    record(&server, "x", 2);
+    actor_say(&consumer, "ok x", "open x 1");
+}
+
+static void consumers_do_not_keep_a_dead_server_alive(void **state)
+{
+    (void)state;
+    actor server, consumer, next;
+    start_server(&server);
+    start_consumer(&consumer);
+    actor_say(&consumer, "ok", "gate status"); /* takes a slot as a visitor */
+    actor_kill(&server);
+    actor_start(&next, NULL);
+    actor_say(&next, "ok default ", "join {\"instance\":\"default\"}");
+    actor_say(&next, "ok", "leave");
+    assert_int_equal(files_in(actors_dir), 0);
+}
+
+static void closing_removes_socket_and_thread(void **state)
+{
+    (void)state;
+    actor server;
+    char path[128];
+    start_server(&server);
+    snprintf(path, sizeof(path), "%s/default/store-0.sock", actors_dir);
+    assert_int_equal(access(path, F_OK), 0);
+    snprintf(path, sizeof(path), "/proc/%d/task", (int)server.pid);
+    int threads = files_in(path);
+    actor_say(&server, "ok", "close");
+    assert_int_equal(files_in(path), threads - 1);
+    actor_say(&server, "ok", "store 0");
+    actor_say(&server, "ok", "close");
+    snprintf(path, sizeof(path), "%s/default/store-0.sock", actors_dir);
+    assert_int_equal(access(path, F_OK), -1);
+    actor_say(&server, "ok", "leave");
+    assert_int_equal(files_in(actors_dir), 0);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, actors_begin, actors_end)
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_consumer_reads_what_was_recorded),
+        TEST(an_open_waits_for_the_seal),
+        TEST(siblings_open_in_index_order),
+        TEST(a_large_reply_travels_in_a_memfd),
+        TEST(threads_share_a_connection),
+        TEST(refs_resolve_and_never_to_another_server),
+        TEST(a_killed_consumer_leaves_no_lease),
+        TEST(a_forked_child_of_a_consumer_has_nothing),
+        TEST(freed_is_stale_and_a_reader_reads_on),
+        TEST(records_outlive_detach_and_server),
+        TEST(a_replaced_worker_is_found_again),
+        TEST(stores_of_replicas_are_asked_all),
+        TEST(malformed_messages_close_their_connection_only),
+        TEST(another_wire_version_is_told_both_numbers),
+        TEST(another_user_is_refused),
+        TEST(attach_lists_what_it_found),
+        TEST(attach_waits_for_a_server),
+        TEST(consumers_do_not_keep_a_dead_server_alive),
+        TEST(closing_removes_socket_and_thread),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
