@@ -34,17 +34,16 @@ moor_status moor_hold_device_name(const char *device, char out[MOOR_LABEL_BYTES]
     if (!device || !*device)
         return moor_fail(MOOR_E_INVALID, "hold: no device");
     const char *safe = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-_:";
-    size_t len = strlen(device);
-    int changed = device[0] == '.' || len > MOOR_LABEL_BYTES - 18;
-    size_t n = 0;
-    for (; n < len && n < MOOR_LABEL_BYTES - 18; n++) {
-        int ok = strchr(safe, device[n]) != NULL && !(n == 0 && device[0] == '.');
-        out[n] = ok ? device[n] : '_';
-        changed |= !ok;
+    const size_t hash_bytes = 17;
+    size_t len = strlen(device), n = 0;
+    if (device[0] != '.' && len < MOOR_LABEL_BYTES && strspn(device, safe) == len) {
+        memcpy(out, device, len + 1); /* so that a name made safe stays itself */
+        return MOOR_OK;
     }
-    out[n] = 0;
-    if (changed) /* two devices must not share a folder because their names were made safe */
-        snprintf(out + n, MOOR_LABEL_BYTES - n, "-%016llx", (unsigned long long)moor_id_hash(device, len).lo);
+    for (; n < len && n < MOOR_LABEL_BYTES - 1 - hash_bytes; n++)
+        out[n] = strchr(safe, device[n]) && (n || device[n] != '.') ? device[n] : '_';
+    /* Two devices must not share a folder because their names were made safe. */
+    snprintf(out + n, MOOR_LABEL_BYTES - n, "-%016llx", (unsigned long long)moor_id_hash(device, len).lo);
     return MOOR_OK;
 }
 
@@ -319,6 +318,42 @@ moor_status moor_holds_read(const char *base, const char *device, uint32_t excep
         look_at(folder, entry->d_name, except_pid, out);
     closedir(files);
     return MOOR_OK;
+}
+
+/* Clears one device's folder away; takes the descriptor. */
+static void sweep_device(int folder)
+{
+    moor_holders ignored = {0};
+    DIR *files = fdopendir(folder);
+    if (!files) {
+        close(folder);
+        return;
+    }
+    for (struct dirent *file; (file = readdir(files));)
+        look_at(folder, file->d_name, 0, &ignored);
+    closedir(files);
+}
+
+void moor_holds_sweep(const char *base)
+{
+    int top = open(base, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int holds = top >= 0 ? open_folder(top, "holds", 0) : -1;
+    DIR *devices = holds >= 0 ? fdopendir(holds) : NULL;
+    for (struct dirent *entry; devices && (entry = readdir(devices));) {
+        int folder = entry->d_name[0] != '.' ? open_folder(holds, entry->d_name, 0) : -1;
+        if (folder >= 0)
+            sweep_device(folder);
+        if (entry->d_name[0] != '.')
+            unlinkat(holds, entry->d_name, AT_REMOVEDIR); /* when it is empty */
+    }
+    if (devices)
+        closedir(devices);
+    else if (holds >= 0)
+        close(holds);
+    if (top >= 0) {
+        unlinkat(top, "holds", AT_REMOVEDIR);
+        close(top);
+    }
 }
 
 void moor_holders_text(const moor_holders *holders, char *out, size_t size)

@@ -34,6 +34,8 @@ typedef struct moor_holders {
 /* Adds the holds of other processes on the device to *out (initialise it with {0}). except_pid: holds of that process do not
  * count either (0: none). A device nobody ever held has none. */
 moor_status moor_holds_read(const char *base, const char *device, uint32_t except_pid, moor_holders *out);
+/* Removes what dead holders left below the base, and folders that are empty. For whoever makes an instance there. */
+void moor_holds_sweep(const char *base);
 /* "trainer (pid 12, 1073741824 bytes), …" */
 void moor_holders_text(const moor_holders *holders, char *out, size_t size);
 /* The device's folder name: letters, digits, ".-_:" stay, others become "_" and a hash is appended when anything changed. */

@@ -16,6 +16,7 @@
 
 #include "../allocator/dirs.h"
 #include "../allocator/locks.h"
+#include "../hooks/holds.h"
 #include "state.h"
 
 _Static_assert((int)MOOR_LOCKS_SLOTS == (int)MOOR_MAX_PROCESSES, "one lock byte a process cell");
@@ -190,6 +191,7 @@ moor_status moor_instance_enter(const char *name, const char *dir, moor_instance
     status = lock_base(in->base_fd, in->base);
     if (!status) {
         sweep(in->base_fd);
+        moor_holds_sweep(in->base);
         status = choose_name(in, name, &join);
         if (!status)
             status = make_or_join(in, join);

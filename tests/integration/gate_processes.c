@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SEMANTICS 4.3, 4.4, 4.9, 4.11 with real processes: one gate for all of them, any of which is killed at any moment. */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ static struct shared {
     _Atomic int stop, ready, inside, wrong_epoch, failed;
     _Atomic uint64_t admitted[HAMMERS];
     _Atomic int go;
-} *shared;
+} * shared;
 
 static moor_process *process;
 
@@ -66,7 +66,7 @@ static pid_t child_of(uint32_t roles, void (*body)(moor_process *self, int numbe
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     moor_process *self = support_join(roles, (uint32_t)number, HAMMERS, 0);
     body(self, number);
-    moor_process_check(self, "end");
+    support_leave(self);
     _exit(atomic_load(&shared->failed) ? 1 : 0);
 }
 
@@ -435,7 +435,8 @@ static void S4_11_killed_at_any_moment(void **state)
                  at = moor_ticket_next(process->state, at + 1)) {
                 moor_state_ticket *cell = &process->state->tickets[at];
                 if (atomic_load(&cell->word) & MOOR_TICKET_ENDED)
-                    moor_gate_record_stored(process->state, (moor_hash128){cell->hash_lo, cell->hash_hi}, (moor_hash128){0, 0}, 1);
+                    moor_gate_record_stored(process->state, (moor_hash128){cell->hash_lo, cell->hash_hi},
+                                            (moor_hash128){0, 0}, 1);
             }
             if (status == MOOR_E_POISONED)
                 assert_ok(moor_gate_acknowledge(process));

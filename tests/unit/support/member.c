@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
+#include "hooks/holds.h"
 #include "plugin/config.h"
 #include "plugin/process.h"
 
@@ -66,6 +67,11 @@ moor_process *support_join(uint32_t roles, uint32_t rank, uint32_t world, uint32
     return process;
 }
 
+void support_leave(moor_process *process)
+{
+    moor_process_leave(process);
+}
+
 moor_process *support_start(const char *more, uint32_t roles)
 {
     unsetenv("MOOR_INSTANCE");
@@ -88,6 +94,7 @@ int support_end(moor_process *process)
     config = NULL;
     unsetenv("MOOR_INSTANCE");
     unsetenv("MOOR_DIR");
+    moor_holds_sweep(dir); /* of holders that the test killed */
     return rmdir(dir) == 0;
 }
 

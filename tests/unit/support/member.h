@@ -13,6 +13,8 @@
 moor_process *support_start(const char *config, uint32_t roles);
 /* In a forked child: joins the parent's instance, as rank of world. */
 moor_process *support_join(uint32_t roles, uint32_t rank, uint32_t world, uint32_t dp_rank);
+/* What the child does before it ends, unless it is to look killed. */
+void support_leave(moor_process *process);
 /* Leaves, removes the directory; 1 when nothing was left in it. */
 int support_end(moor_process *process);
 const char *support_dir(void);
