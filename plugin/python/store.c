@@ -158,7 +158,7 @@ static PyObject *store_open(PyObject *self, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|d:open", names, &id, &timeout) || set_id(id, &o) < 0 || moor_py_timeout(timeout) < 0)
         return NULL;
     moor_status status;
-    if (!attempt_until(try_open, &o, moor_py_now() + timeout, MOOR_OK, &status))
+    if (!attempt_until(try_open, &o, moor_py_now() + timeout, MOOR_E_NOT_FOUND, &status))
         return NULL;
     return status ? open_failed(status, &o) : moor_py_record_opened(o.record, self);
 }
@@ -168,7 +168,7 @@ static int open_all_of(PyObject *self, PyObject *id, double deadline, PyObject *
 {
     opening o = {.client = ((moor_py_store *)self)->client};
     moor_status status;
-    if (set_id(id, &o) < 0 || !attempt_until(try_open_all, &o, deadline, MOOR_OK, &status))
+    if (set_id(id, &o) < 0 || !attempt_until(try_open_all, &o, deadline, MOOR_E_NOT_FOUND, &status))
         return -1;
     if (status) {
         open_failed(status, &o);
@@ -407,7 +407,7 @@ static PyObject *status_text(PyObject *Py_UNUSED(module), PyObject *args, PyObje
 static PyMethodDef store_methods[] = {
     MOOR_PY_METHOD("open", store_open, METH_VARARGS | METH_KEYWORDS,
                    "open(request_id, timeout=0.0)\n--\n\nThe record that the id means (the engine core's, the external or the HTTP id), leased. "
-                   "Waits up to timeout for its seal. Raises NotFound, Ambiguous, Timeout."),
+                   "Waits up to timeout for it to be known and sealed. Raises NotFound, Ambiguous, Timeout."),
     MOOR_PY_METHOD("open_many", store_open_many, METH_VARARGS | METH_KEYWORDS,
                    "open_many(request_ids, timeout=0.0)\n--\n\nAll records of one id, or of each of several, in order; an HTTP id of n > 1 gives n. "
                    "One deadline for all; all or none."),

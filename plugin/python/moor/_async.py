@@ -38,7 +38,7 @@ class _Wait:
             return None
         try:
             self._settle(_Wait._succeed, self.store.open(self.request_id, 0.0))
-        except _moor.Timeout as error:
+        except (_moor.Timeout, _moor.NotFound) as error:  # not sealed, or not known yet
             left = self.deadline - time.monotonic()
             if left > 0:
                 nap, self.nap = self.nap, min(self.nap * 2, _LONGEST_NAP)

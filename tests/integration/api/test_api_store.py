@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Store, leases, errors, waits, processes."""
+import asyncio
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+import weakref
+
+import moor
+from api_lib import ApiTest, ids
+
+
+class Open(ApiTest):
+    def test_not_found_and_timeout(self):
+        with self.assertRaises(moor.NotFound) as caught:
+            self.store.open("nobody")
+        self.assertIn("nobody", str(caught.exception))
+        self.assertEqual(caught.exception.status, -4)
+        self.server.record("live", 4, seal=False)
+        for timeout in (0.0, 0.6):
+            start = time.monotonic()
+            with self.assertRaises(moor.Timeout) as caught:
+                self.store.open("live", timeout)
+            self.assertIn("live", str(caught.exception))
+            self.assertLess(abs(time.monotonic() - start - timeout), 0.3)
+        self.assertIsInstance(caught.exception, TimeoutError)
+
+    def test_waits_for_the_seal(self):
+        self.server.record("live", 4, seal=False)
+        seal = threading.Timer(0.4, lambda: self.server("seal", "live", 4, 0))
+        seal.start()
+        r = self.store.open("live", 10)
+        seal.join()
+        self.assertEqual(r.array().tolist(), ids(0, 4))
+
+    def test_waits_for_a_request_nobody_knows_yet(self):
+        later = threading.Timer(0.4, lambda: self.server.record("late", 4))
+        later.start()
+        self.assertEqual(self.store.open("late", 10).rows, 4)
+        later.join()
+
+    def test_short_record_says_so(self):
+        """Fewer rows than the core expected: INCOMPLETE with the exact range."""
+        self.server("record", "a", 0, 7, 0)
+        self.server("seal", "a", 9, 0)
+        r = self.store.open("a", 5)
+        self.assertEqual((r.rows, r.missing, "short" in r.reasons), (9, [(7, 9)], True))
+
+    def test_ambiguous_lists_ids_in_index_order(self):
+        for index in (2, 0, 1):
+            self.server.record(f"http-{index}-abcd", 5 + index, aliases=[("http", index)])
+        with self.assertRaises(moor.Ambiguous) as caught:
+            self.store.open("http", 5)
+        want = ["http-0-abcd", "http-1-abcd", "http-2-abcd"]
+        self.assertEqual(caught.exception.ids, want)
+        self.assertEqual(pickle.loads(pickle.dumps(caught.exception)).ids, want)
+        for id in want:
+            self.assertIn(id, str(caught.exception))
+        self.assertEqual([r.request_id for r in self.store.open_many("http", 5)], want)
+        self.assertEqual([r.rows for r in self.store.open_many(["http-1-abcd", "http"], 5)], [6, 5, 6, 7])
+        self.assertLeases(0)
+
+    def test_one_alias_is_as_good_as_the_id(self):
+        self.server.record("cmpl-1-0-abcd", 5, aliases=[("cmpl-1-0", 0), ("cmpl-1", 0)])
+        for id in ("cmpl-1-0-abcd", "cmpl-1-0", "cmpl-1"):
+            self.assertEqual(self.store.open(id, 5).request_id, "cmpl-1-0-abcd")
+
+    def test_open_many_all_or_none(self):
+        self.server.record("a", 3)
+        with self.assertRaises(moor.NotFound):
+            self.store.open_many(["a", "nobody"])
+        self.assertLeases(0)
+        self.assertEqual(self.store.open_many([]), [])
+
+    def test_bad_arguments(self):
+        for call, error in ((lambda: self.store.open(7), TypeError), (lambda: self.store.open(""), moor.Invalid), (lambda: self.store.open("a", -1), ValueError),
+                            (lambda: self.store.open("a", float("nan")), moor.Invalid), (lambda: self.store.reset("a"), TypeError),
+                            (lambda: self.store.truncate("a", -1), moor.Invalid), (lambda: moor.resolve("x"), moor.Invalid),
+                            (lambda: moor.Record(), TypeError), (lambda: self.store.barrier("b", 0), moor.Invalid)):
+            with self.assertRaises(error):
+                call()
+
+    def test_resolve(self):
+        self.server.record("a", 6)
+        ref = self.store.open("a", 5).ref
+        self.assertTrue(ref.startswith("moor1:"))
+        program = ("import moor, sys; r = moor.resolve(sys.argv[2]); print(r.request_id, r.array().tolist())")
+        env = dict(os.environ, MOOR_DIR=self.base)
+        out = self.python(program, ref, env=env, stdout=subprocess.PIPE).communicate(timeout=30)[0]
+        self.assertEqual(out.strip(), f"a {ids(0, 6)}")
+
+    def test_attach_not_found_waits_and_names(self):
+        start = time.monotonic()
+        with self.assertRaises(moor.NotFound) as caught:
+            moor.attach("elsewhere", timeout=0.5, dir=self.base)
+        self.assertIn("elsewhere", str(caught.exception))
+        self.assertIn("api", str(caught.exception))  # what is there instead
+        self.assertGreater(time.monotonic() - start, 0.4)
+
+    def test_stats(self):
+        self.server.record("a", 6)
+        self.store.open("a", 5)
+        stats = self.store.stats()
+        self.assertIsInstance(stats, dict)
+        self.assertEqual(self.store.instance, "api")
+
+
+class Leases(ApiTest):
+    def test_end_with_the_last_view(self):
+        self.server.record("a", 10)
+        r = self.store.open("a", 5)
+        views = r.segments() + [r.array()]
+        part = memoryview(views[0])[3:5]
+        r.release()
+        r.release()
+        self.assertTrue(r.released)
+        with self.assertRaises(moor.Closed):
+            r.array()
+        self.assertLeases(1)
+        del views
+        gc.collect()
+        self.assertLeases(1)
+        self.assertEqual(part.tolist(), ids(3, 5))
+        del part
+        self.assertLeases(0)
+        self.assertEqual((r.rows, r.request_id), (10, "a"))
+
+    def test_with_block(self):
+        self.server.record("a", 10)
+        with self.store.open("a", 5) as r:
+            self.assertLeases(1)
+        self.assertLeases(0)
+        with self.assertRaises(moor.Closed):
+            r.__enter__()
+        with self.assertRaises(RuntimeError), self.store.open("a", 5):
+            raise RuntimeError("the step failed")  # S2.5
+        self.assertLeases(0)
+
+    def test_garbage_collected(self):
+        self.server.record("a", 10)
+        r = self.store.open("a", 5)
+        gone = weakref.ref(r)
+        del r
+        self.assertIsNone(gone())
+        self.assertLeases(0)
+
+    def test_store_outlives_its_last_name(self):
+        self.server.record("a", 10)
+        other = moor.attach("api", dir=self.base)
+        gone, a = weakref.ref(other), other.open("a", 5).array()
+        del other
+        self.assertIsNotNone(gone())
+        self.assertLeases(1)
+        self.assertEqual(a.tolist(), ids(0, 10))
+        del a
+        self.assertIsNone(gone())
+        self.assertLeases(0)
+
+    def test_freed_while_leased_stays_readable_then_is_gone(self):
+        """S2.2: reset frees a rollout's record; the lease defers it."""
+        self.server.record("a", 10)
+        r = self.store.open("a", 5)
+        other = self.store.open("a", 5)
+        ref = r.ref
+        self.store.reset(r)
+        self.assertEqual(r.array().tolist(), ids(0, 10))
+        del r, other
+        self.assertLeases(0)
+        with self.assertRaises((moor.NotFound, moor.Stale)):
+            self.store.open("a")
+        program = ("import moor, sys\ntry: moor.resolve(sys.argv[2])\nexcept moor.Stale as e: print(e.status)")
+        out = self.python(program, ref, env=dict(os.environ, MOOR_DIR=self.base), stdout=subprocess.PIPE).communicate(timeout=30)[0]
+        self.assertEqual(out.strip(), "-7")
+
+    def test_claim_changes_what_reset_does(self):
+        """S2: trace_store is detached by a reset, not freed."""
+        self.server.record("a", 10)
+        r = self.store.open("a", 5)
+        self.store.claim(r, "trace_store")
+        self.assertEqual(r.owner, "trace_store")
+        with self.assertRaises(moor.Invalid):
+            self.store.claim(r, "me")
+
+    def test_truncate(self):
+        self.server.record("a", 10)
+        before = self.store.open("a", 5)
+        self.store.truncate("a", 6)
+        self.assertEqual(self.store.open("a", 5).array().tolist(), ids(0, 6))
+        self.assertEqual(before.array().tolist(), ids(0, 10))
+
+    def test_kill_9_ends_them(self):
+        self.server.record("a", 10)
+        program = ("import moor, sys, time\nr = moor.attach('api', dir=sys.argv[1]).open('a', 5)\nv = r.array()\nprint('holding', flush=True)\ntime.sleep(60)")
+        child = self.python(program, stdout=subprocess.PIPE)
+        self.addCleanup(child.stdout.close)
+        self.assertEqual(child.stdout.readline(), "holding\n")
+        self.assertLeases(1)
+        child.kill()
+        child.wait()
+        self.assertLeases(0)
+        self.assertEqual(self.store.open("a", 5).array().tolist(), ids(0, 10))
+
+    def test_server_death_leaves_views_readable(self):
+        self.server.record("a", 10)
+        r = self.store.open("a", 5)
+        self.server.process.kill()
+        self.server.process.wait()
+        self.assertEqual(r.array().tolist(), ids(0, 10))
+        with self.assertRaises(moor.Error):
+            self.store.open("a", 0.2)
+
+
+class Processes(ApiTest):
+    def test_fork_in_a_consumer(self):
+        """The child may read what the parent leased, owns nothing, attaches for itself; its end ends nothing of the parent."""
+        self.server.record("a", 10)
+        r = self.store.open("a", 5)
+        a = r.array()
+        out, into = os.pipe()
+        child = os.fork()
+        if child == 0:
+            said = ""
+            try:
+                said += str(a.tolist() == ids(0, 10))
+                try:
+                    self.store.open("a")
+                except moor.Forked as error:
+                    said += f" forked {error.status}"
+                mine = moor.attach("api", dir=self.base)
+                said += f" {mine.open('a', 5).rows}"
+
+                async def wait():
+                    return (await mine.open_async("a", 5)).rows
+                said += f" {asyncio.run(wait())}"
+                del mine
+                r.release()
+                gc.collect()
+            except BaseException as error:
+                said += repr(error)
+            os.write(into, said.encode())
+            os._exit(0)
+        os.close(into)
+        with os.fdopen(out) as pipe:
+            self.assertEqual(pipe.read(), "True forked -19 10 10")
+        os.waitpid(child, 0)
+        self.assertLeases(1)
+        self.assertEqual(a.tolist(), ids(0, 10))
+        self.assertEqual(self.store.open("a", 5).rows, 10)
+
+    def test_ctrl_c_ends_a_wait(self):
+        program = ("import moor, sys, threading, _thread, time\ns = moor.attach('api', dir=sys.argv[1])\nprint('waiting', flush=True)\nt = time.monotonic()\n"
+                   "try: s.open('never', 60)\nexcept KeyboardInterrupt: print('interrupted', time.monotonic() - t < 5)")
+        child = self.python(program, stdout=subprocess.PIPE)
+        self.assertEqual(child.stdout.readline(), "waiting\n")
+        time.sleep(0.3)
+        child.send_signal(signal.SIGINT)
+        self.assertEqual(child.communicate(timeout=30)[0], "interrupted True\n")
+
+    def test_threads_open_in_parallel(self):
+        for i in range(20):
+            self.server.record(f"r{i}", i + 1, seed=i)
+        wrong = []
+
+        def work(offset):
+            for n in range(100):
+                i = (n + offset) % 20
+                with self.store.open(f"r{i}", 5) as r:
+                    if r.array().tolist() != ids(0, i + 1, i):
+                        wrong.append(i)
+
+        threads = [threading.Thread(target=work, args=(t,)) for t in range(8)]
+        slow = threading.Thread(target=lambda: self.assertRaises(moor.NotFound, self.store.open, "never", 1.5))
+        slow.start()
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        slow.join()
+        self.assertEqual(wrong, [])
+        self.assertLeases(0)
+
+    def test_a_wait_releases_the_gil(self):
+        ticks, stop = [0], threading.Event()
+
+        def tick():
+            while not stop.wait(0.01):
+                ticks[0] += 1
+
+        thread = threading.Thread(target=tick)
+        thread.start()
+        with self.assertRaises(moor.NotFound):
+            self.store.open("never", 0.5)
+        stop.set()
+        thread.join()
+        self.assertGreater(ticks[0], 5)
+
+
+class Async(ApiTest):
+    def test_waits_in_the_loop(self):
+        for i in range(50):
+            self.server.record(f"r{i}", i + 1, seal=False)
+        ticks = [0]
+
+        async def tick():
+            while True:
+                await asyncio.sleep(0.01)
+                ticks[0] += 1
+
+        async def seal():
+            for i in range(50):
+                await asyncio.sleep(0.005)
+                self.server("seal", f"r{i}", i + 1, 0)
+
+        async def run():
+            ticker = asyncio.ensure_future(tick())
+            opened = await asyncio.gather(seal(), *(self.store.open_async(f"r{i}", 20) for i in range(50)))
+            ticker.cancel()
+            return [r.rows for r in opened[1:]]
+
+        self.assertEqual(asyncio.run(run()), list(range(1, 51)))
+        self.assertGreater(ticks[0], 5)
+        self.assertLeases(0)
+
+    def test_errors_and_cancellation(self):
+        self.server.record("live", 4, seal=False)
+
+        async def run():
+            with self.assertRaises(moor.Timeout):
+                await self.store.open_async("live", 0.2)
+            with self.assertRaises(moor.NotFound):
+                await self.store.open_async("nobody")
+            task = asyncio.ensure_future(self.store.open_async("live", 30))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+            self.server("seal", "live", 4, 0)
+            await asyncio.sleep(0.2)
+
+        asyncio.run(run())
+        self.assertLeases(0)
+        with self.assertRaises(moor.Invalid):
+            self.store.open_async("live", -1)
+
+
+class GateHoldBarrier(ApiTest):
+    def test_gate_from_a_trainer(self):
+        gate = self.store.gate
+        before = gate.status()
+        self.assertEqual((before["state"], before["poisoned"], before["in_flight"]), ("open", False, 0))
+        self.server("enter", "q")
+        self.assertEqual(gate.seal()["state"], "sealed")
+        with self.assertRaises(moor.Timeout) as caught:
+            gate.drain(0.3)
+        self.assertIn("q", str(caught.exception))  # S4.3
+        with self.assertRaises(moor.StateError):
+            gate.install("v2")  # S4.5: only when drained
+        self.server("leave")
+        self.assertEqual(gate.drain(5)["state"], "drained")
+        after = gate.install("v2")
+        self.assertEqual((after["epoch"], after["label"]), (before["epoch"] + 1, "v2"))
+        self.assertEqual(gate.reopen(5)["state"], "open")
+        self.assertEqual(gate.reopen(5)["state"], "open")  # S4.10: says so, does no harm
+
+    def test_hold_ends_with_block_object_and_process(self):
+        with self.store.hold("cpu:0", "trainer", 1 << 30) as hold:
+            self.assertIn("trainer", repr(hold))
+        hold.release()
+        with self.assertRaises(moor.Closed):
+            hold.__enter__()
+        self.store.hold("cpu:0", "again").release()
+
+    def test_barrier(self):
+        results = {}
+
+        def arrive(rank):
+            results[rank] = moor.attach("api", dir=self.base).barrier("b", 3).arrive(rank, 10)
+
+        for round in range(2):
+            threads = [threading.Thread(target=arrive, args=(rank,)) for rank in range(3)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            self.assertEqual(len({r["generation"] for r in results.values()}), 1)
+        with self.assertRaises((moor.Timeout, moor.Broken)) as caught:
+            self.store.barrier("b", 3).arrive(0, 0.3)
+        self.assertIn("1", str(caught.exception))  # S5.3: a missing rank by its number
+        with self.assertRaises(moor.RangeError):
+            self.store.barrier("b", 3).arrive(3)
+
+
+class Metrics(ApiTest):
+    def test_collector(self):
+        try:
+            import prometheus_client
+        except ImportError:
+            self.skipTest("prometheus_client is not installed in this Python")
+        import moor.metrics
+        registry = prometheus_client.CollectorRegistry()
+        first = moor.metrics.register(registry, "api", self.base)
+        self.assertIs(moor.metrics.register(registry, "api", self.base), first)
+        self.server.record("a", 6)
+        self.store.open("a", 5)
+        text = prometheus_client.generate_latest(registry).decode()
+        rows = [line for line in text.splitlines() if line.startswith("moor_rows_total")]
+        self.assertEqual([float(line.split()[-1]) for line in rows], [6.0])
+        self.server.close()
+        with self.assertLogs("moor", "WARNING"):
+            self.assertNotIn("moor_", prometheus_client.generate_latest(registry).decode())
+
+
+if __name__ == "__main__":
+    unittest.main()
