@@ -40,18 +40,32 @@ static int has_library(const char *list, const char *path)
     return 0;
 }
 
-static int set_preload(void)
+/* The library as LD_PRELOAD can take it: its real path, or the one that it was loaded by. */
+static int preload_path(char *path)
 {
-    char path[PATH_MAX];
-    const char *name = api->library_path(), *old = getenv("LD_PRELOAD");
+    const char *name = api->library_path();
     if (!realpath(name, path))
         return fail(EXIT_FAILED, "run: the library \"%s\": %s", name, strerror(errno));
     size_t at = strcspn(path, splits);
-    if (path[at])
-        return fail(EXIT_FAILED,
-                    "run: the library's path \"%s\" has a %s in it, at which LD_PRELOAD is cut: install Moor somewhere else, or put a link to "
-                    "its folder there and use that",
-                    path, path[at] == ' ' ? "space" : "colon");
+    if (!path[at])
+        return 0;
+    if (*name == '/' && !name[strcspn(name, splits)] && strlen(name) < PATH_MAX) {
+        strcpy(path, name);
+        return 0;
+    }
+    return fail(EXIT_FAILED,
+                "run: the library's path \"%s\" has a %s in it, at which LD_PRELOAD is cut: install Moor somewhere else, or put a link to its "
+                "folder where there is none and that folder into LD_LIBRARY_PATH",
+                path, path[at] == ' ' ? "space" : "colon");
+}
+
+static int set_preload(void)
+{
+    char path[PATH_MAX];
+    const char *old = getenv("LD_PRELOAD");
+    int code = preload_path(path);
+    if (code)
+        return code;
     if (!old || !*old)
         return setenv("LD_PRELOAD", path, 1) ? fail(EXIT_FAILED, "run: LD_PRELOAD: %s", strerror(errno)) : 0;
     if (has_library(old, path))

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# run.sh VERSION | numpy: the tests of the Python API on one CPython, or on the first Python here that has numpy.
+# run.sh VERSION|numpy MODULE…: tests of the API on one CPython, or on the first Python here that has numpy.
 . "$(dirname "$0")/../lib.sh"
 here=$(cd "$(dirname "$0")" && pwd)
 [ -f "$package/_moor.abi3.so" ] || skip "this build has no _moor.abi3.so"
@@ -25,4 +25,4 @@ fi
 [ -z "${MOOR_SAN_PRELOAD:-}" ] || export LD_PRELOAD=$MOOR_SAN_PRELOAD ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0
 export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$here:$MOOR_BUILD_DIR/python
 cd "$here"
-exec timeout 300 "$python" -X dev -W error -m unittest -q test_api_rows test_api_store
+exec timeout 300 "$python" -X dev -W error -m unittest -q "${@:2}"
