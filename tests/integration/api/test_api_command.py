@@ -105,6 +105,11 @@ class Check(unittest.TestCase):
         self.assertEqual(moor("check", env={"MOOR_PYTHON": "/nonexistent"}).returncode, 127)
 
 
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
 def read_npy(data):
     assert data[:8] == b"\x93NUMPY\x01\x00"
     (n,) = struct.unpack("<H", data[8:10])
@@ -132,7 +137,7 @@ class Dump(ApiTest):
             path = os.path.join(self.base, "a.npy") if to_file else "-"
             out = self.dump("--npy", path, "a")
             self.assertEqual((out.returncode, out.stderr), (0, b""))
-            data = open(path, "rb").read() if to_file else out.stdout
+            data = read(path) if to_file else out.stdout
             header, rows = read_npy(data)
             self.assertEqual(header, {"descr": "|u1", "fortran_order": False, "shape": (9, LAYERS, TOP_K)})
             self.assertEqual(list(rows), [k for row in ids(0, 9) for layer in row for k in layer])
@@ -157,7 +162,7 @@ class Dump(ApiTest):
         self.assertIn(b"2 of the 9 rows", out.stderr)
         out = self.dump("--npy", path, "--allow-missing", "a")
         self.assertEqual(out.returncode, 0)
-        rows = list(read_npy(open(path, "rb").read())[1])
+        rows = list(read_npy(read(path))[1])
         self.assertEqual(rows[2 * LAYERS * TOP_K:4 * LAYERS * TOP_K], [0] * (2 * LAYERS * TOP_K))
         self.assertEqual(self.dump("--json", "--allow-missing", "a").returncode, 0)
         self.assertIn(b"2-3: missing", self.dump("a").stdout)

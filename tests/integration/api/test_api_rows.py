@@ -277,8 +277,9 @@ class Concat(ApiTest):
         c = moor.concat(self.store.open("h", 5), self.store.open("c", 5))
         self.assertEqual(c.missing, [(3, 5), (10, 12)])
         self.assertEqual(c.array(12).tolist(), ids(12, 16))
-        self.assertEqual([start for start, _ in c.versions], [0, 10])
-        self.assertEqual(c.version_labels[1], "two")
+        (_, epoch), *_ = c.versions
+        self.assertEqual(c.versions, [(0, epoch), (10, 0), (12, epoch + 1)])  # nothing produced rows 10 and 11
+        self.assertEqual(c.version_labels[2], "two")
         self.assertEqual(pickle.loads(pickle.dumps(c)).missing, c.missing)
 
 
