@@ -47,10 +47,11 @@ void bench_check(const bench *b, moor_status status, const char *what)
 
 void bench_join(bench *b, uint32_t rank, uint32_t world)
 {
-    char json[160];
+    char json[256];
     moor_config *config;
     moor_process_args args = MOOR_PROCESS_ARGS_INIT;
-    snprintf(json, sizeof json, "{\"instance\": \"bench\", \"dir\": \"%s\", \"log\": \"error\"}", b->dir);
+    snprintf(json, sizeof json, "{\"instance\": \"bench\", \"dir\": \"%s\", \"log\": \"error\", "
+             "\"gate\": {\"mode\": \"enforce\"}, \"barrier\": {\"mode\": \"enforce\"}}", b->dir);
     bench_check(b, b->api->config_parse(json, strlen(json), &config), "config_parse");
     args.engine = "bench";
     args.roles = MOOR_ROLE_FRONTEND | MOOR_ROLE_CORE | MOOR_ROLE_WORKER;
