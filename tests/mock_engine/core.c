@@ -181,7 +181,7 @@ static void preempt(core *c, const mk_command *command, uint32_t add_line)
     uint32_t n = 0;
     flush(c);
     for (uint32_t r = 0; r < c->dp; r++)
-        n += mk_sched_preempt(c->sched[r], add_line);
+        n += mk_sched_preempt(c->sched[r], add_line, (int)mk_arg_number(command, "last", 0));
     if (!n)
         note(c, MOOR_E_NOT_FOUND, command->word);
 }

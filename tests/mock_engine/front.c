@@ -120,6 +120,8 @@ static void consumer_command(front *f, const mk_command *command, uint32_t type)
     f->checks++;
     if (status)
         front_fail(f, command, "%s", text);
+    else if (type == MK_CLIENT_GATE && !strcmp(command->word, "install") && !mk_arg_text(command, "open", NULL))
+        front_new_generation(f, command, 1);
 }
 
 static void play(front *f, const mk_command *command)

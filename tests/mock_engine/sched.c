@@ -138,7 +138,8 @@ static void preempt(mk_sched *s, uint32_t index)
     request *r = s->request[index];
     drop_blocks(s, r);
     list_remove(s->running, &s->n_running, index);
-    memmove(s->waiting + 1, s->waiting, s->n_waiting++ * sizeof *s->waiting);
+    memmove(s->waiting + 1, s->waiting, s->n_waiting * sizeof *s->waiting);
+    s->n_waiting++;
     s->waiting[0] = index;
     r->state = WAITING;
     r->computed = 0;
@@ -340,12 +341,16 @@ uint32_t mk_sched_abort(mk_sched *s, uint32_t line)
     return n;
 }
 
-uint32_t mk_sched_preempt(mk_sched *s, uint32_t line)
+uint32_t mk_sched_preempt(mk_sched *s, uint32_t line, int last)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < s->n_requests; i++)
         if (s->request[i]->spec.line == line && s->request[i]->state == RUNNING) {
             preempt(s, i);
+            if (last) {
+                list_remove(s->waiting, &s->n_waiting, i);
+                s->waiting[s->n_waiting++] = i;
+            }
             n++;
         }
     return n;

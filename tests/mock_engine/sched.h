@@ -50,7 +50,7 @@ void mk_batch_clear(mk_batch *batch);
 
 /* All siblings of an add. No step may be in flight for preempt. Returns how many there were. */
 uint32_t mk_sched_abort(mk_sched *sched, uint32_t line);
-uint32_t mk_sched_preempt(mk_sched *sched, uint32_t line);
+uint32_t mk_sched_preempt(mk_sched *sched, uint32_t line, int last); /* last: behind all that wait, not before them */
 void mk_sched_reset_cache(mk_sched *sched);
 uint32_t mk_sched_unfinished(const mk_sched *sched);
 
