@@ -50,8 +50,10 @@ void bench_join(bench *b, uint32_t rank, uint32_t world)
     char json[256];
     moor_config *config;
     moor_process_args args = MOOR_PROCESS_ARGS_INIT;
-    snprintf(json, sizeof json, "{\"instance\": \"bench\", \"dir\": \"%s\", \"log\": \"error\", "
-             "\"gate\": {\"mode\": \"enforce\"}, \"barrier\": {\"mode\": \"enforce\"}}", b->dir);
+    snprintf(json, sizeof json,
+             "{\"instance\": \"bench\", \"dir\": \"%s\", \"log\": \"error\", "
+             "\"gate\": {\"mode\": \"enforce\"}, \"barrier\": {\"mode\": \"enforce\"}}",
+             b->dir);
     bench_check(b, b->api->config_parse(json, strlen(json), &config), "config_parse");
     args.engine = "bench";
     args.roles = MOOR_ROLE_FRONTEND | MOOR_ROLE_CORE | MOOR_ROLE_WORKER;
@@ -137,9 +139,14 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(bench *);
-    } all[] = {{"decode", bench_decode}, {"prefill", bench_prefill}, {"lease", bench_lease}, {"gate", bench_gate}, {"open", bench_open_read}};
+    } all[] = {{"decode", bench_decode},
+               {"prefill", bench_prefill},
+               {"lease", bench_lease},
+               {"gate", bench_gate},
+               {"open", bench_open_read}};
     const char *which = argc > 1 ? argv[1] : "", *repetitions = getenv("BENCH_REPETITIONS");
-    bench b = {.api = moor_get_api(MOOR_API_VERSION, NULL), .repetitions = repetitions ? (uint32_t)atoi(repetitions) : 15};
+    bench b = {.api = moor_get_api(MOOR_API_VERSION, NULL),
+               .repetitions = repetitions ? (uint32_t)atoi(repetitions) : 15};
     if (!b.api)
         bench_die("libmoor has no table of version %u", MOOR_API_VERSION);
     if (!strcmp(which, "barrier") && argc > 2) {

@@ -11,7 +11,13 @@
 
 #include <moor/moor.h>
 
-enum { BENCH_LAYERS = 48, BENCH_TOP_K = 8, BENCH_EXPERTS = 128, BENCH_ROW = BENCH_LAYERS * BENCH_TOP_K, BENCH_BLOCK = 16 };
+enum {
+    BENCH_LAYERS = 48,
+    BENCH_TOP_K = 8,
+    BENCH_EXPERTS = 128,
+    BENCH_ROW = BENCH_LAYERS * BENCH_TOP_K,
+    BENCH_BLOCK = 16
+};
 
 typedef struct bench {
     const moor_api *api;

@@ -12,7 +12,13 @@
 
 #include "bench.h"
 
-enum { REQUESTS = 256, STEPS = 200, PROMPT = 8, PREFILL = 8192, PER_REQUEST = (PROMPT + STEPS + BENCH_BLOCK - 1) / BENCH_BLOCK };
+enum {
+    REQUESTS = 256,
+    STEPS = 200,
+    PROMPT = 8,
+    PREFILL = 8192,
+    PER_REQUEST = (PROMPT + STEPS + BENCH_BLOCK - 1) / BENCH_BLOCK
+};
 
 static int32_t *make_ids(uint32_t tokens)
 {
@@ -29,7 +35,10 @@ static int32_t *make_ids(uint32_t tokens)
 static void capture_all(const bench *b, const int32_t *ids, uint32_t tokens)
 {
     for (uint32_t layer = 0; layer < BENCH_LAYERS; layer++) {
-        moor_ids call = {.data = ids + (size_t)layer * tokens * BENCH_TOP_K, .dtype = MOOR_DTYPE_I32, .tokens = tokens, .top_k = BENCH_TOP_K};
+        moor_ids call = {.data = ids + (size_t)layer * tokens * BENCH_TOP_K,
+                         .dtype = MOOR_DTYPE_I32,
+                         .tokens = tokens,
+                         .top_k = BENCH_TOP_K};
         moor_status status = b->api->capture(b->store, layer, &call, NULL);
         if (status)
             bench_check(b, status, "capture");
@@ -48,7 +57,11 @@ static void fill_batch(batch *t, uint32_t round)
         int n = snprintf(t->id[r], sizeof t->id[r], "req-%u-%u", round, r);
         for (int32_t i = 0; i < PER_REQUEST; i++)
             t->blocks[r][i] = (int32_t)r * PER_REQUEST + i;
-        t->request[r] = (moor_step_request){.id = t->id[r], .id_len = (uint32_t)n, .count = PROMPT, .kv_blocks = t->blocks[r], .n_kv_blocks = 1,
+        t->request[r] = (moor_step_request){.id = t->id[r],
+                                            .id_len = (uint32_t)n,
+                                            .count = PROMPT,
+                                            .kv_blocks = t->blocks[r],
+                                            .n_kv_blocks = 1,
                                             .rows_hint = PROMPT + STEPS};
     }
 }
@@ -188,8 +201,12 @@ void bench_prefill(bench *b)
         char id[32];
         moor_handle handle;
         int n = snprintf(id, sizeof id, "prefill-%u", rep);
-        moor_step_request request = {.id = id, .id_len = (uint32_t)n, .count = PREFILL, .kv_blocks = blocks,
-                                     .n_kv_blocks = PREFILL / BENCH_BLOCK, .rows_hint = PREFILL};
+        moor_step_request request = {.id = id,
+                                     .id_len = (uint32_t)n,
+                                     .count = PREFILL,
+                                     .kv_blocks = blocks,
+                                     .n_kv_blocks = PREFILL / BENCH_BLOCK,
+                                     .rows_hint = PREFILL};
         uint64_t t0 = bench_now_ns();
         bench_check(b, b->api->step_begin(b->store, &request, 1), "step_begin");
         capture_all(b, ids, PREFILL);

@@ -81,7 +81,8 @@ void bench_gate(bench *b)
         uint64_t t0 = bench_now_ns();
         for (uint32_t i = 0; i < LOOPS; i++) {
             moor_ticket ticket;
-            if (b->api->gate_enter(b->process, id, (uint32_t)n, 0, 0, &ticket) || b->api->gate_leave(b->process, &ticket, MOOR_OUTCOME_FINISHED, NULL))
+            if (b->api->gate_enter(b->process, id, (uint32_t)n, 0, 0, &ticket) ||
+                b->api->gate_leave(b->process, &ticket, MOOR_OUTCOME_FINISHED, NULL))
                 bench_die("gate: %s", b->api->last_error());
         }
         bench_add(&moor, (double)(bench_now_ns() - t0) / LOOPS);

@@ -8,7 +8,7 @@
 
 typedef struct block {
     uint32_t refs;
-    uint64_t hash;       /* 0: not cached */
+    uint64_t hash;         /* 0: not cached */
     int32_t before, after; /* in the free queue */
 } block;
 

@@ -40,7 +40,9 @@ static void freed(void *user, uint32_t line, uint32_t sibling, uint32_t outcome,
     mk_request_parse(mk_script_line(&c->context->script, line), &spec);
     mk_core_id(&spec, sibling, id);
     uint32_t flags = (outcome == MOOR_OUTCOME_ABORTED ? MOOR_SEAL_ABORTED : 0) | (rows < 0 ? MOOR_SEAL_COMMITTED : 0);
-    moor_status status = !c->context->script.engine.record ? MOOR_OK : api->seal(c->process, spec.dp, id, (uint32_t)strlen(id), rows < 0 ? 0 : (uint64_t)rows, flags);
+    moor_status status = !c->context->script.engine.record ? MOOR_OK
+                                                           : api->seal(c->process, spec.dp, id, (uint32_t)strlen(id),
+                                                                       rows < 0 ? 0 : (uint64_t)rows, flags);
     if (status && !c->status) {
         c->status = status;
         snprintf(c->text, sizeof c->text, "seal of %s: %s", id, api->last_error());

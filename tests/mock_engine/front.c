@@ -38,6 +38,12 @@ void front_check(front *f, const mk_command *command, moor_status got, const cha
             front_fail(f, command, "the error '%s' does not name '%s'", error, word);
 }
 
+double front_patience(const front *f, const mk_command *command, double fallback)
+{
+    double timeout = mk_arg_real(command, "timeout", fallback);
+    return f->context->breaks && timeout > 0.5 ? 0.5 : timeout;
+}
+
 /* The value of moor_NAME in the Prometheus text, summed over labels; -1: not there. */
 static double metric(front *f, const char *name)
 {
@@ -60,8 +66,9 @@ static double metric(front *f, const char *name)
 /* stat NAME is=V or min=V: what `moor status` shows, in the end. */
 static void stat_line(front *f, const mk_command *command)
 {
-    uint64_t deadline = mk_now_ns() + (uint64_t)(mk_arg_real(command, "timeout", 5) * 1e9);
-    double got, low = mk_arg_real(command, "is", mk_arg_real(command, "min", 0)), high = mk_arg_real(command, "is", 1e18);
+    uint64_t deadline = mk_now_ns() + (uint64_t)(front_patience(f, command, 5) * 1e9);
+    double got, low = mk_arg_real(command, "is", mk_arg_real(command, "min", 0)),
+                high = mk_arg_real(command, "is", 1e18);
     f->checks++;
     for (;;) {
         got = metric(f, command->word);
@@ -100,7 +107,8 @@ static void files(front *f, const mk_command *command)
             return;
         mk_sleep_ms(5);
     } while (mk_now_ns() < deadline);
-    front_fail(f, command, "%llu instance directories (%s ), must be %llu", (unsigned long long)n, names, (unsigned long long)must);
+    front_fail(f, command, "%llu instance directories (%s ), must be %llu", (unsigned long long)n, names,
+               (unsigned long long)must);
 }
 
 static void core_command(front *f, const mk_command *command, uint32_t type)
@@ -129,16 +137,16 @@ static void play(front *f, const mk_command *command)
     static const struct {
         const char *verb;
         uint32_t type;
-    } core[] = {{"step", MK_STEP}, {"run", MK_RUN}, {"go", MK_GO}, {"halt", MK_HALT}, {"abort", MK_ABORT},
-                {"preempt", MK_PREEMPT}, {"update", MK_UPDATE}, {"reset_cache", MK_RESET_CACHE}, {"sleep", MK_SLEEP},
-                {"wake", MK_WAKE}, {"fill", MK_FILL}, {"truncate", MK_TRUNCATE}},
-      consumer[] = {{"expect", MK_EXPECT}, {"lease", MK_LEASE}, {"release", MK_RELEASE}, {"event", MK_EVENT},
+    } core[] = {{"step", MK_STEP},   {"run", MK_RUN},         {"go", MK_GO},         {"halt", MK_HALT},
+                {"abort", MK_ABORT}, {"preempt", MK_PREEMPT}, {"update", MK_UPDATE}, {"reset_cache", MK_RESET_CACHE},
+                {"sleep", MK_SLEEP}, {"wake", MK_WAKE},       {"fill", MK_FILL},     {"truncate", MK_TRUNCATE}},
+      consumer[] = {{"expect", MK_EXPECT},           {"lease", MK_LEASE}, {"release", MK_RELEASE}, {"event", MK_EVENT},
                     {"client_gate", MK_CLIENT_GATE}, {"meet", MK_MEET}};
     static const struct {
         const char *verb;
         void (*play)(front *, const mk_command *);
-    } own[] = {{"add", front_add}, {"wait", front_wait}, {"receipt", front_receipt}, {"stat", stat_line},
-               {"files", files}, {"trainer", front_trainer}, {"kill", front_kill}};
+    } own[] = {{"add", front_add}, {"wait", front_wait},       {"receipt", front_receipt}, {"stat", stat_line},
+               {"files", files},   {"trainer", front_trainer}, {"kill", front_kill}};
     for (size_t i = 0; i < sizeof core / sizeof *core; i++)
         if (!strcmp(command->verb, core[i].verb)) {
             core_command(f, command, core[i].type);

@@ -64,10 +64,14 @@ void front_fail(front *f, const mk_command *command, const char *format, ...) __
 /* Compares a status and the words of `text=` with what the command expects (`expect=`, default ok). */
 void front_check(front *f, const mk_command *command, moor_status got, const char *error);
 
+/* How long to wait for what must come in the end, in seconds. A run that is broken on purpose does not wait for what cannot come. */
+double front_patience(const front *f, const mk_command *command, double fallback);
+
 /* front_engine.c: processes. */
 void front_start(front *f);
 void front_stop(front *f);
-moor_status front_call(front *f, uint32_t type, const mk_command *command, char *text, size_t size); /* one command to the core */
+moor_status front_call(front *f, uint32_t type, const mk_command *command, char *text,
+                       size_t size); /* one command to the core */
 moor_status front_consume(front *f, uint32_t type, const mk_command *command, char *text, size_t size);
 void front_start_consumer(front *f);
 void front_trainer(front *f, const mk_command *command);

@@ -26,7 +26,7 @@ static void admit(front_request *r, char *text, size_t size)
     if (!(f->context->breaks & MK_BREAK_NO_GATE))
         status = f->api->gate_enter(f->process, r->spec.id, (uint32_t)strlen(r->spec.id),
                                     f->context->script.engine.record ? r->spec.siblings : 0,
-                                    mk_arg_real(r->add, "timeout", 20), &ticket);
+                                    front_patience(f, r->add, 20), &ticket);
     if (status)
         snprintf(text, size, "%s", f->api->last_error());
     pthread_mutex_lock(&f->lock);
@@ -114,7 +114,7 @@ void front_wait(front *f, const mk_command *command)
 {
     front_request *r = find(f, command);
     struct timespec until;
-    double timeout = mk_arg_real(command, "timeout", 20);
+    double timeout = front_patience(f, command, 20);
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += (time_t)timeout + 1;
     pthread_mutex_lock(&f->lock);
@@ -143,8 +143,10 @@ void front_receipt(front *f, const mk_command *command)
     const struct {
         const char *key;
         uint64_t got;
-    } numbers[] = {{"start", generation_of(f, got.epoch_start)}, {"end", generation_of(f, got.epoch_end)},
-                   {"outcome", got.outcome}, {"rows", got.rows}};
+    } numbers[] = {{"start", generation_of(f, got.epoch_start)},
+                   {"end", generation_of(f, got.epoch_end)},
+                   {"outcome", got.outcome},
+                   {"rows", got.rows}};
     f->checks++;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (mk_arg_number(command, numbers[i].key, numbers[i].got) != numbers[i].got)
@@ -175,29 +177,32 @@ void front_new_generation(front *f, const mk_command *command, int installed)
 static void expect_gate(front *f, const mk_command *command)
 {
     moor_gate_status s = MOOR_GATE_STATUS_INIT;
-    uint64_t deadline = mk_now_ns() + (uint64_t)(mk_arg_real(command, "timeout", 5) * 1e9);
+    uint64_t deadline = mk_now_ns() + (uint64_t)(front_patience(f, command, 5) * 1e9);
     f->checks++;
     for (;;) {
         if (f->api->gate_status(f->process, &s)) {
             front_fail(f, command, "gate_status: %s", f->api->last_error());
             return;
         }
-        if (mk_arg_number(command, "state", s.state) == s.state && mk_arg_number(command, "poisoned", s.poisoned) == s.poisoned &&
-            mk_arg_number(command, "in_flight", s.in_flight) == s.in_flight && mk_arg_number(command, "waiting", s.waiting) == s.waiting &&
-            !strcmp(mk_arg_text(command, "label", s.label), s.label) && strstr(s.poison_reason, mk_arg_text(command, "reason", "")))
+        if (mk_arg_number(command, "state", s.state) == s.state &&
+            mk_arg_number(command, "poisoned", s.poisoned) == s.poisoned &&
+            mk_arg_number(command, "in_flight", s.in_flight) == s.in_flight &&
+            mk_arg_number(command, "waiting", s.waiting) == s.waiting &&
+            !strcmp(mk_arg_text(command, "label", s.label), s.label) &&
+            strstr(s.poison_reason, mk_arg_text(command, "reason", "")))
             return;
         if (mk_now_ns() > deadline)
             break;
         mk_sleep_ms(2);
     }
-    front_fail(f, command, "state %u poisoned %u in flight %llu waiting %llu label '%s' reason '%s'", s.state, s.poisoned,
-               (unsigned long long)s.in_flight, (unsigned long long)s.waiting, s.label, s.poison_reason);
+    front_fail(f, command, "state %u poisoned %u in flight %llu waiting %llu label '%s' reason '%s'", s.state,
+               s.poisoned, (unsigned long long)s.in_flight, (unsigned long long)s.waiting, s.label, s.poison_reason);
 }
 
 int front_gate(front *f, const mk_command *command)
 {
     const moor_api *api = f->api;
-    double timeout = mk_arg_real(command, "timeout", 20);
+    double timeout = front_patience(f, command, 20);
     const char *verb = command->verb;
     moor_status status;
     uint64_t epoch;
@@ -210,7 +215,8 @@ int front_gate(front *f, const mk_command *command)
     else if (!strcmp(verb, "drain"))
         status = api->gate_drain(f->process, timeout);
     else if (!strcmp(verb, "install"))
-        status = api->gate_install(f->process, mk_arg_text(command, "label", NULL), (int)mk_arg_number(command, "keep", 0), &epoch);
+        status = api->gate_install(f->process, mk_arg_text(command, "label", NULL),
+                                   (int)mk_arg_number(command, "keep", 0), &epoch);
     else if (!strcmp(verb, "reopen"))
         status = api->gate_reopen(f->process, timeout);
     else if (!strcmp(verb, "poison"))

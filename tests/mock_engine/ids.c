@@ -31,7 +31,8 @@ uint64_t mk_rejected_token(uint64_t token)
     return mk_mix(token, 0x7265);
 }
 
-void mk_experts(const mk_engine *engine, uint64_t token, uint64_t position, uint32_t layer, uint64_t generation, uint32_t *out)
+void mk_experts(const mk_engine *engine, uint64_t token, uint64_t position, uint32_t layer, uint64_t generation,
+                uint32_t *out)
 {
     uint64_t h = mk_mix(mk_mix(mk_mix(token, position), layer), generation);
     uint32_t first = (uint32_t)(h % engine->experts), edge = g_edges[(h >> 8) % (sizeof g_edges / sizeof *g_edges)];

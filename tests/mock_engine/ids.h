@@ -14,7 +14,8 @@ uint64_t mk_token_seed(const mk_tokens *tokens, uint64_t position);
 uint64_t mk_token(const mk_tokens *tokens, uint64_t position);
 
 /* out[top_k]: the experts of one token in one layer under weights `generation`; distinct, each < experts. */
-void mk_experts(const mk_engine *engine, uint64_t token, uint64_t position, uint32_t layer, uint64_t generation, uint32_t *out);
+void mk_experts(const mk_engine *engine, uint64_t token, uint64_t position, uint32_t layer, uint64_t generation,
+                uint32_t *out);
 /* A draft token that the sampler rejects: another token than the one that ends up at the position. */
 uint64_t mk_rejected_token(uint64_t token);
 

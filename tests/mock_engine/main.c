@@ -94,8 +94,8 @@ pid_t mk_spawn(const mk_context *c, const char *role, uint32_t dp, uint32_t tp, 
     snprintf(number[1], sizeof number[1], "%u", tp);
     snprintf(number[2], sizeof number[2], "%d", pair[1]);
     snprintf(number[3], sizeof number[3], "%d", c->ledger_fd);
-    const char *more[] = {"--dp", number[0], "--tp", number[1], "--fd", number[2], "--ledger", number[3], "--label", label ? label : "",
-                          "--engine", c->overrides};
+    const char *more[] = {"--dp",     number[0], "--tp",    number[1],          "--fd",     number[2],
+                          "--ledger", number[3], "--label", label ? label : "", "--engine", c->overrides};
     for (size_t i = 0; i < sizeof more / sizeof *more; i++)
         argv[n++] = more[i];
     for (size_t i = 0; i < sizeof g_breaks / sizeof *g_breaks; i++)
@@ -211,7 +211,11 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(mk_context *);
-    } roles[] = {{"front", mk_front_main}, {"core", mk_core_main}, {"worker", mk_worker_main}, {"verify", mk_verify_main}, {"trainer", mk_trainer_main}};
+    } roles[] = {{"front", mk_front_main},
+                 {"core", mk_core_main},
+                 {"worker", mk_worker_main},
+                 {"verify", mk_verify_main},
+                 {"trainer", mk_trainer_main}};
     mk_context context = {.role = "front", .instance = "mock", .fd = -1, .ledger_fd = -1, .label = "", .overrides = ""};
     const char *path = parse_options(&context, argc, argv);
     context.api = moor_get_api(MOOR_API_VERSION, NULL);

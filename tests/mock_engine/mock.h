@@ -18,11 +18,11 @@
 #include "script.h"
 
 enum { /* --break: a fault on purpose, which the verification must find */
-    MK_BREAK_DROP_LAYER = 1,
-    MK_BREAK_SHIFT_IDS = 2,
-    MK_BREAK_NO_BARRIER = 4,
-    MK_BREAK_NO_GATE = 8,
-    MK_BREAK_STALE_SLOT = 16
+       MK_BREAK_DROP_LAYER = 1,
+       MK_BREAK_SHIFT_IDS = 2,
+       MK_BREAK_NO_BARRIER = 4,
+       MK_BREAK_NO_GATE = 8,
+       MK_BREAK_STALE_SLOT = 16
 };
 
 /* Memory on the mock's one device, in a memfd that every process inherits: who resumes its KV cache sees what is held. */

@@ -154,9 +154,17 @@ static mk_batch_request *batch_add(mk_sched *s, mk_batch *out, uint32_t index, u
     mk_batch_request *b = &out->request[out->n++];
     uint32_t accepts = r->spec.accept[r->spec_steps % r->spec.n_accept];
     *b = (mk_batch_request){
-        .line = r->spec.line, .sibling = r->sibling, .start = r->computed, .count = count + spec, .spec = spec,
-        .accepted = count + (accepts < spec ? accepts : spec), .rows_hint = r->spec.prompt + r->spec.max_tokens,
-        .first = !r->seen, .index = index, .incarnation = r->incarnation, .n_blocks = r->n_blocks,
+        .line = r->spec.line,
+        .sibling = r->sibling,
+        .start = r->computed,
+        .count = count + spec,
+        .spec = spec,
+        .accepted = count + (accepts < spec ? accepts : spec),
+        .rows_hint = r->spec.prompt + r->spec.max_tokens,
+        .first = !r->seen,
+        .index = index,
+        .incarnation = r->incarnation,
+        .n_blocks = r->n_blocks,
         .blocks = mk_alloc((r->n_blocks + 1) * sizeof(int32_t)),
         .flags = r->spec.unproven && r->computed == r->spec.external ? MOOR_STEP_PREFIX_UNPROVEN : 0,
     };

@@ -124,7 +124,11 @@ static uint32_t source_dtype(const mk_command *command)
     static const struct {
         const char *name;
         uint32_t dtype;
-    } names[] = {{"u8", MOOR_DTYPE_U8}, {"u16", MOOR_DTYPE_U16}, {"i16", MOOR_DTYPE_I16}, {"i32", MOOR_DTYPE_I32}, {"i64", MOOR_DTYPE_I64}};
+    } names[] = {{"u8", MOOR_DTYPE_U8},
+                 {"u16", MOOR_DTYPE_U16},
+                 {"i16", MOOR_DTYPE_I16},
+                 {"i32", MOOR_DTYPE_I32},
+                 {"i64", MOOR_DTYPE_I64}};
     const char *text = mk_arg_text(command, "source", "i32");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(text, names[i].name))
@@ -151,18 +155,26 @@ static void parse_engine(mk_script *script)
     const mk_command *c = &script->command[0];
     mk_engine *e = &script->engine;
     *e = (mk_engine){
-        .layers = (uint32_t)mk_arg_number(c, "layers", 4), .top_k = (uint32_t)mk_arg_number(c, "top_k", 2),
-        .experts = (uint32_t)mk_arg_number(c, "experts", 16), .kv_blocks = (uint32_t)mk_arg_number(c, "blocks", 64),
-        .block_size = (uint32_t)mk_arg_number(c, "block_size", 4), .step_tokens = (uint32_t)mk_arg_number(c, "step_tokens", 64),
-        .tp = (uint32_t)mk_arg_number(c, "tp", 1), .dp = (uint32_t)mk_arg_number(c, "dp", 1),
-        .layout = layout(c), .source = source_dtype(c),
-        .strided = (int)mk_arg_number(c, "strided", 0), .async = (int)mk_arg_number(c, "async", 0),
-        .shuffle = (int)mk_arg_number(c, "shuffle", 1), .kv_index = (int)mk_arg_number(c, "kv_index", 1),
+        .layers = (uint32_t)mk_arg_number(c, "layers", 4),
+        .top_k = (uint32_t)mk_arg_number(c, "top_k", 2),
+        .experts = (uint32_t)mk_arg_number(c, "experts", 16),
+        .kv_blocks = (uint32_t)mk_arg_number(c, "blocks", 64),
+        .block_size = (uint32_t)mk_arg_number(c, "block_size", 4),
+        .step_tokens = (uint32_t)mk_arg_number(c, "step_tokens", 64),
+        .tp = (uint32_t)mk_arg_number(c, "tp", 1),
+        .dp = (uint32_t)mk_arg_number(c, "dp", 1),
+        .layout = layout(c),
+        .source = source_dtype(c),
+        .strided = (int)mk_arg_number(c, "strided", 0),
+        .async = (int)mk_arg_number(c, "async", 0),
+        .shuffle = (int)mk_arg_number(c, "shuffle", 1),
+        .kv_index = (int)mk_arg_number(c, "kv_index", 1),
         .record = (int)mk_arg_number(c, "record", 1),
-        .arena_bytes = mk_arg_number(c, "arena", 8 << 20), .moor_json = mk_arg_text(c, "moor", NULL),
+        .arena_bytes = mk_arg_number(c, "arena", 8 << 20),
+        .moor_json = mk_arg_text(c, "moor", NULL),
     };
-    if (!e->layers || e->layers > MK_MAX_LAYERS || !e->tp || !e->dp || e->dp > MK_MAX_DP || !e->block_size || !e->top_k ||
-        e->top_k > e->experts)
+    if (!e->layers || e->layers > MK_MAX_LAYERS || !e->tp || !e->dp || e->dp > MK_MAX_DP || !e->block_size ||
+        !e->top_k || e->top_k > e->experts)
         mk_script_fail(c, "a value is out of range");
     uint32_t dense = (uint32_t)mk_arg_number(c, "dense", 0); /* so many dense layers come first */
     for (uint32_t i = 0; i < e->layers; i++)
@@ -257,13 +269,17 @@ void mk_request_parse(const mk_command *command, mk_request_spec *out)
     if (strcmp(command->verb, "add") || !command->word)
         mk_script_fail(command, "not an `add ID`");
     *out = (mk_request_spec){
-        .id = command->word, .line = command->line,
+        .id = command->word,
+        .line = command->line,
         .prompt = (uint32_t)mk_arg_number(command, "prompt", 5),
         .max_tokens = (uint32_t)mk_arg_number(command, "max_tokens", 3),
         .stop_at = (uint32_t)mk_arg_number(command, "stop_at", 0),
-        .siblings = (uint32_t)mk_arg_number(command, "n", 1), .dp = (uint32_t)mk_arg_number(command, "dp", 0),
-        .external = (uint32_t)mk_arg_number(command, "external", 0), .unproven = (int)mk_arg_number(command, "unproven", 0),
-        .spec = (uint32_t)mk_arg_number(command, "spec", 0), .n_accept = 1,
+        .siblings = (uint32_t)mk_arg_number(command, "n", 1),
+        .dp = (uint32_t)mk_arg_number(command, "dp", 0),
+        .external = (uint32_t)mk_arg_number(command, "external", 0),
+        .unproven = (int)mk_arg_number(command, "unproven", 0),
+        .spec = (uint32_t)mk_arg_number(command, "spec", 0),
+        .n_accept = 1,
     };
     const char *accept = mk_arg_text(command, "accept", NULL);
     for (out->n_accept = 0; accept && *accept && out->n_accept < 8;) {

@@ -66,7 +66,8 @@ static const moor_version_run *version_at(const moor_record_info *info, uint64_t
     return found;
 }
 
-static void check_row(consumer *v, const moor_record_info *info, const mk_tokens *tokens, uint64_t row, const void *data)
+static void check_row(consumer *v, const moor_record_info *info, const mk_tokens *tokens, uint64_t row,
+                      const void *data)
 {
     const mk_engine *e = v->engine;
     const moor_version_run *version = version_at(info, row);
@@ -90,7 +91,8 @@ static void check_row(consumer *v, const moor_record_info *info, const mk_tokens
     v->rows_checked++;
 }
 
-static size_t append(char *text, size_t len, size_t size, const char *format, ...) __attribute__((format(printf, 4, 5)));
+static size_t append(char *text, size_t len, size_t size, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
 static size_t append(char *text, size_t len, size_t size, const char *format, ...)
 {
     va_list args;
@@ -110,11 +112,13 @@ static void check_segments(consumer *v, const moor_record_info *info, const mk_t
     for (uint32_t i = 0; i <= info->n_segments; i++) {
         const moor_segment *s = i < info->n_segments ? &info->segments[i] : NULL;
         if (s && s->start != next)
-            wrong(v, "%s: segment %u starts at %llu, not %llu", info->request_id, i, (unsigned long long)s->start, (unsigned long long)next);
+            wrong(v, "%s: segment %u starts at %llu, not %llu", info->request_id, i, (unsigned long long)s->start,
+                  (unsigned long long)next);
         if (s && !s->present && hole == UINT64_MAX)
             hole = s->start;
         if ((!s || s->present) && hole != UINT64_MAX) {
-            len = append(text, len, sizeof text, "%s%llu-%llu", len ? "," : "", (unsigned long long)hole, (unsigned long long)next - 1);
+            len = append(text, len, sizeof text, "%s%llu-%llu", len ? "," : "", (unsigned long long)hole,
+                         (unsigned long long)next - 1);
             hole = UINT64_MAX;
         }
         if (!s)
@@ -125,10 +129,12 @@ static void check_segments(consumer *v, const moor_record_info *info, const mk_t
             check_row(v, info, tokens, s->start + r, (const uint8_t *)s->data + r * row_bytes);
     }
     if (next != info->rows || gone != info->missing_rows)
-        wrong(v, "%s: segments add up to %llu rows, %llu missing; the record says %llu and %llu", info->request_id, (unsigned long long)next,
-              (unsigned long long)gone, (unsigned long long)info->rows, (unsigned long long)info->missing_rows);
+        wrong(v, "%s: segments add up to %llu rows, %llu missing; the record says %llu and %llu", info->request_id,
+              (unsigned long long)next, (unsigned long long)gone, (unsigned long long)info->rows,
+              (unsigned long long)info->missing_rows);
     if (strcmp(text, missing))
-        wrong(v, "%s: missing rows are '%s' (reasons %u), must be '%s'", info->request_id, text, info->reasons, missing);
+        wrong(v, "%s: missing rows are '%s' (reasons %u), must be '%s'", info->request_id, text, info->reasons,
+              missing);
 }
 
 static void check_versions(consumer *v, const moor_record_info *info, const char *expected)
@@ -137,7 +143,8 @@ static void check_versions(consumer *v, const moor_record_info *info, const char
     size_t len = 0;
     for (uint32_t i = 0; i < info->n_versions; i++)
         if (info->versions[i].epoch) /* 0: rows of unknown origin, which are missing */
-            len = append(text, len, sizeof text, "%s%llu:%llu", len ? "," : "", (unsigned long long)info->versions[i].start,
+            len = append(text, len, sizeof text, "%s%llu:%llu", len ? "," : "",
+                         (unsigned long long)info->versions[i].start,
                          (unsigned long long)generation_of(v, info->versions[i].epoch));
     if (strcmp(text, expected))
         wrong(v, "%s: versions are '%s', must be '%s'", info->request_id, text, expected);
@@ -168,22 +175,27 @@ static void check_copy(consumer *v, const moor_record *record, const moor_record
     uint8_t *mask = mk_alloc(info->rows);
     if (v->api->record_copy(record, 0, info->rows, model, dtype, copy, bytes, mask))
         wrong(v, "%s: record_copy: %s", info->request_id, v->api->last_error());
-    if (info->missing_rows && v->api->record_copy(record, 0, info->rows, model, dtype, copy, bytes, NULL) != MOOR_E_INCOMPLETE)
+    if (info->missing_rows &&
+        v->api->record_copy(record, 0, info->rows, model, dtype, copy, bytes, NULL) != MOOR_E_INCOMPLETE)
         wrong(v, "%s: record_copy without a mask reads an incomplete record", info->request_id);
     for (uint32_t i = 0; i < info->n_segments && !v->status; i++) {
         const moor_segment *s = &info->segments[i];
         for (uint64_t r = 0; r < s->rows && !v->status; r++) {
             uint64_t row = s->start + r;
             if (mask[row] != s->present)
-                wrong(v, "%s: mask of row %llu is %u, must be %u", info->request_id, (unsigned long long)row, mask[row], s->present);
+                wrong(v, "%s: mask of row %llu is %u, must be %u", info->request_id, (unsigned long long)row, mask[row],
+                      s->present);
             for (uint32_t c = 0, column = 0; c < columns; c++) {
                 int moe = !model || (column < info->layers && info->layer_ids[column] == (int32_t)c);
                 for (uint32_t k = 0; k < info->top_k; k++) {
-                    uint64_t expected = !s->present || !moe ? 0 : stored_id(info, s->data, (uint32_t)((r * info->layers + column) * info->top_k + k));
+                    uint64_t expected =
+                        !s->present || !moe
+                            ? 0
+                            : stored_id(info, s->data, (uint32_t)((r * info->layers + column) * info->top_k + k));
                     uint64_t got = number_at(copy, dtype, row * row_ids + (size_t)c * info->top_k + k);
                     if (got != expected)
-                        wrong(v, "%s: copied row %llu column %u k %u is %llu, must be %llu", info->request_id, (unsigned long long)row, c, k,
-                              (unsigned long long)got, (unsigned long long)expected);
+                        wrong(v, "%s: copied row %llu column %u k %u is %llu, must be %llu", info->request_id,
+                              (unsigned long long)row, c, k, (unsigned long long)got, (unsigned long long)expected);
                 }
                 column += (uint32_t)moe;
             }
@@ -196,27 +208,31 @@ static void check_copy(consumer *v, const moor_record *record, const moor_record
 static void check_info(consumer *v, const moor_record_info *info, const mk_command *expect)
 {
     const mk_engine *e = v->engine;
-    if (info->layers != e->layers || info->top_k != e->top_k || info->num_experts != e->experts || info->model_layers != e->model_layers ||
-        info->dtype != (e->experts <= 256 ? MOOR_DTYPE_U8 : MOOR_DTYPE_U16))
-        wrong(v, "%s: shape %u layers of %u, top %u of %u, dtype %u", info->request_id, info->layers, info->model_layers, info->top_k,
-              info->num_experts, info->dtype);
+    if (info->layers != e->layers || info->top_k != e->top_k || info->num_experts != e->experts ||
+        info->model_layers != e->model_layers || info->dtype != (e->experts <= 256 ? MOOR_DTYPE_U8 : MOOR_DTYPE_U16))
+        wrong(v, "%s: shape %u layers of %u, top %u of %u, dtype %u", info->request_id, info->layers,
+              info->model_layers, info->top_k, info->num_experts, info->dtype);
     for (uint32_t i = 0; i < e->layers && !v->status; i++)
         if (info->layer_ids[i] != e->layer_ids[i])
             wrong(v, "%s: column %u is layer %d", info->request_id, i, info->layer_ids[i]);
     const struct {
         const char *key;
         uint64_t got;
-    } numbers[] = {{"rows", info->rows}, {"dropped", info->dropped_rows}, {"reasons", info->reasons}, {"owner", info->owner},
+    } numbers[] = {{"rows", info->rows},
+                   {"dropped", info->dropped_rows},
+                   {"reasons", info->reasons},
+                   {"owner", info->owner},
                    {"store", info->store_index}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         uint64_t must = mk_arg_number(expect, numbers[i].key, numbers[i].got);
         if (must != numbers[i].got)
-            wrong(v, "%s: %s is %llu, must be %llu", info->request_id, numbers[i].key, (unsigned long long)numbers[i].got,
-                  (unsigned long long)must);
+            wrong(v, "%s: %s is %llu, must be %llu", info->request_id, numbers[i].key,
+                  (unsigned long long)numbers[i].got, (unsigned long long)must);
     }
 }
 
-static void check_record(consumer *v, const moor_record *record, const mk_request_spec *spec, uint32_t sibling, const mk_command *expect)
+static void check_record(consumer *v, const moor_record *record, const mk_request_spec *spec, uint32_t sibling,
+                         const mk_command *expect)
 {
     moor_record_info info = MOOR_RECORD_INFO_INIT;
     if (v->api->record_info(record, &info)) {
@@ -272,8 +288,8 @@ static void expect_all(consumer *v, const mk_command *expect, const mk_request_s
 {
     moor_record **records;
     uint32_t n;
-    moor_status status =
-        v->api->open_all(v->client, spec->id, (uint32_t)strlen(spec->id), mk_arg_real(expect, "timeout", 5), &records, &n);
+    moor_status status = v->api->open_all(v->client, spec->id, (uint32_t)strlen(spec->id),
+                                          mk_arg_real(expect, "timeout", 5), &records, &n);
     if (!check_status(v, status, expect, spec->id))
         return;
     if (n != spec->siblings)
@@ -287,7 +303,8 @@ static void expect_all(consumer *v, const mk_command *expect, const mk_request_s
             if (prompt && info.segments[0].data != prompt)
                 wrong(v, "%s: the prompt's rows are stored more than once", info.request_id);
             if (info.segments[0].rows < mk_arg_number(expect, "shared", 0))
-                wrong(v, "%s: its first segment has %llu rows", info.request_id, (unsigned long long)info.segments[0].rows);
+                wrong(v, "%s: its first segment has %llu rows", info.request_id,
+                      (unsigned long long)info.segments[0].rows);
             prompt = info.segments[0].data;
         }
         v->api->record_release(records[i]);
@@ -301,8 +318,8 @@ static moor_record *open_one(consumer *v, const mk_command *expect, const mk_req
     moor_record *record = NULL;
     id_of(expect, spec, sibling, id);
     uint64_t prefix = mk_arg_number(expect, "prefix", 0);
-    moor_status status = v->api->open(v->client, id, (uint32_t)strlen(id), mk_arg_real(expect, "timeout", 5), prefix ? MOOR_OPEN_PREFIX : 0,
-                                      prefix, &record);
+    moor_status status = v->api->open(v->client, id, (uint32_t)strlen(id), mk_arg_real(expect, "timeout", 5),
+                                      prefix ? MOOR_OPEN_PREFIX : 0, prefix, &record);
     return check_status(v, status, expect, id) ? record : NULL;
 }
 
@@ -378,7 +395,8 @@ static void with_held(consumer *v, uint32_t type, const mk_command *command)
     while (name && event < 5 && strcmp(events[event], name))
         event++;
     if (owner)
-        check_status(v, v->api->record_claim(record, (uint32_t)mk_arg_number(command, "owner", 0)), command, "record_claim");
+        check_status(v, v->api->record_claim(record, (uint32_t)mk_arg_number(command, "owner", 0)), command,
+                     "record_claim");
     if (name)
         check_status(v, v->api->record_event(record, event), command, "record_event");
     mk_request_spec spec;
@@ -390,7 +408,8 @@ static void with_held(consumer *v, uint32_t type, const mk_command *command)
 static void client_gate(consumer *v, const mk_command *command)
 {
     moor_gate_status status = MOOR_GATE_STATUS_INIT;
-    moor_status got = v->api->client_gate(v->client, command->word, mk_arg_text(command, "label", NULL), mk_arg_real(command, "timeout", 5), &status);
+    moor_status got = v->api->client_gate(v->client, command->word, mk_arg_text(command, "label", NULL),
+                                          mk_arg_real(command, "timeout", 5), &status);
     if (check_status(v, got, command, command->word) && status.state != mk_arg_number(command, "state", status.state))
         wrong(v, "client_gate %s: state %u", command->word, status.state);
 }
@@ -400,7 +419,8 @@ static void meet(consumer *v, const mk_command *command)
 {
     moor_barrier_result result = MOOR_BARRIER_RESULT_INIT;
     moor_status got = v->api->barrier_arrive(v->client, command->word, (uint32_t)mk_arg_number(command, "size", 1),
-                                             (uint32_t)mk_arg_number(command, "rank", 0), mk_arg_real(command, "timeout", 5), &result);
+                                             (uint32_t)mk_arg_number(command, "rank", 0),
+                                             mk_arg_real(command, "timeout", 5), &result);
     check_status(v, got, command, command->word);
 }
 

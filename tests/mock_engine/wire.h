@@ -14,10 +14,30 @@
 #include "sched.h"
 
 enum mk_message {
-    MK_STEP = 1, MK_RUN, MK_GO, MK_HALT, MK_ADD, MK_ABORT, MK_PREEMPT, MK_UPDATE, MK_RESET_CACHE, MK_SLEEP, MK_WAKE, MK_FILL,
-    MK_TRUNCATE, MK_QUIT,                                             /* commands */
-    MK_EXPECT, MK_LEASE, MK_RELEASE, MK_EVENT, MK_CLIENT_GATE, MK_MEET, /* commands to the consumer */
-    MK_DONE, MK_FREED, MK_READY, MK_DIED                              /* answers and events */
+    MK_STEP = 1,
+    MK_RUN,
+    MK_GO,
+    MK_HALT,
+    MK_ADD,
+    MK_ABORT,
+    MK_PREEMPT,
+    MK_UPDATE,
+    MK_RESET_CACHE,
+    MK_SLEEP,
+    MK_WAKE,
+    MK_FILL,
+    MK_TRUNCATE,
+    MK_QUIT, /* commands */
+    MK_EXPECT,
+    MK_LEASE,
+    MK_RELEASE,
+    MK_EVENT,
+    MK_CLIENT_GATE,
+    MK_MEET, /* commands to the consumer */
+    MK_DONE,
+    MK_FREED,
+    MK_READY,
+    MK_DIED /* answers and events */
 };
 
 typedef struct mk_buffer {

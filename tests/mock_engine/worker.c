@@ -3,9 +3,9 @@
  * worker.c — one rank of the mock engine. The first rank of each replica owns a store and records; every rank takes part in
  * weight updates and in the meeting before the KV cache resumes. One thread, messages in order.
  */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ typedef struct worker {
     const moor_api *api;
     const mk_engine *engine;
     moor_process *process;
-    moor_store *store; /* NULL on the other ranks */
+    moor_store *store;   /* NULL on the other ranks */
     uint64_t generation; /* of the weights: what the ids depend on */
     uint8_t *source;     /* the buffer that the model hands over, used again for every layer */
     size_t source_bytes;
@@ -69,7 +69,8 @@ static mk_lane *lanes_of(worker *w, const mk_batch *batch, mk_lane *out)
 }
 
 /* What the engine's layout makes a capture see: all replicas' tokens, padded shards of them, or the local ones. */
-static uint32_t lay_out(worker *w, const mk_batch *batch, mk_lane **lanes, moor_dp_layout *dp, uint32_t *counts, uint32_t *shards)
+static uint32_t lay_out(worker *w, const mk_batch *batch, mk_lane **lanes, moor_dp_layout *dp, uint32_t *counts,
+                        uint32_t *shards)
 {
     const mk_engine *e = w->engine;
     uint32_t most = 0;
@@ -115,12 +116,14 @@ static fault parse_fault(worker *w, uint32_t line)
 }
 
 /* One MoE layer: the router's choice in the model's own type and layout, handed over, and the buffer used again. */
-static void run_layer(worker *w, uint32_t layer, const mk_lane *lanes, uint32_t n, const moor_dp_layout *dp, const fault *f)
+static void run_layer(worker *w, uint32_t layer, const mk_lane *lanes, uint32_t n, const moor_dp_layout *dp,
+                      const fault *f)
 {
     const mk_engine *e = w->engine;
     uint32_t size = item_bytes(e->source), stride = e->strided ? e->top_k * 2 + 3 : e->top_k, chosen[256];
     int here = f->layer == layer;
-    uint32_t tokens = n + (here && !strcmp(f->kind, "count")) + (here && !strcmp(f->kind, "oversize") ? e->step_tokens + 1 : 0);
+    uint32_t tokens =
+        n + (here && !strcmp(f->kind, "count")) + (here && !strcmp(f->kind, "oversize") ? e->step_tokens + 1 : 0);
     size_t need = (size_t)(tokens + 1) * stride * size;
     if (need > w->source_bytes) {
         w->source = mk_grow(w->source, need);
@@ -160,7 +163,8 @@ static void name_first_rows(worker *w, const mk_batch *batch)
         mk_external_id(&spec, r->sibling, external);
         uint32_t len = (uint32_t)strlen(core);
         check(w, w->api->request_alias(w->store, core, len, external, (uint32_t)strlen(external), 0), "request_alias");
-        check(w, w->api->request_alias(w->store, core, len, spec.id, (uint32_t)strlen(spec.id), r->sibling), "request_alias");
+        check(w, w->api->request_alias(w->store, core, len, spec.id, (uint32_t)strlen(spec.id), r->sibling),
+              "request_alias");
     }
 }
 
@@ -173,8 +177,15 @@ static void begin(worker *w, const mk_batch *batch, char (*ids)[MK_ID_BYTES], ui
         mk_request_parse(mk_script_line(&w->context->script, r->line), &spec);
         mk_core_id(&spec, r->sibling, ids[i]);
         requests[i] = (moor_step_request){
-            .id = ids[i], .id_len = (uint32_t)strlen(ids[i]), .count = r->count, .start = r->start, .spec = r->spec,
-            .n_kv_blocks = r->n_blocks, .kv_blocks = r->blocks, .rows_hint = r->rows_hint, .flags = r->flags,
+            .id = ids[i],
+            .id_len = (uint32_t)strlen(ids[i]),
+            .count = r->count,
+            .start = r->start,
+            .spec = r->spec,
+            .n_kv_blocks = r->n_blocks,
+            .kv_blocks = r->blocks,
+            .rows_hint = r->rows_hint,
+            .flags = r->flags,
         };
         accepted[i] = r->accepted;
         *unknown += r->spec && mk_arg_number(mk_script_line(&w->context->script, r->line), "late", 0);
@@ -220,7 +231,8 @@ static void record_step(worker *w, const mk_batch *all, const fault *f)
         run_layer(w, layer, lanes, n, &dp, f);
     if (!strcmp(f->kind, "abandon"))
         check(w, w->api->step_abandon(w->store), "step_abandon");
-    else if (strcmp(f->kind, "forget")) /* forget: the model raised, nobody said so; the next begin finds the step open */
+    else if (strcmp(f->kind,
+                    "forget")) /* forget: the model raised, nobody said so; the next begin finds the step open */
         check(w, w->api->step_commit(w->store, unknown ? NULL : accepted, unknown ? 0 : batch->n), "step_commit");
     free(lanes);
     free(accepted);
@@ -245,8 +257,11 @@ static void update(worker *w, const mk_command *command)
     static const struct {
         const char *name;
         uint32_t kind;
-    } kinds[] = {{"update", MOOR_WEIGHTS_UPDATE}, {"rpc", MOOR_WEIGHTS_RPC}, {"load", MOOR_WEIGHTS_LOAD},
-                 {"reload", MOOR_WEIGHTS_RELOAD}, {"lora", MOOR_WEIGHTS_LORA}};
+    } kinds[] = {{"update", MOOR_WEIGHTS_UPDATE},
+                 {"rpc", MOOR_WEIGHTS_RPC},
+                 {"load", MOOR_WEIGHTS_LOAD},
+                 {"reload", MOOR_WEIGHTS_RELOAD},
+                 {"lora", MOOR_WEIGHTS_LORA}};
     const char *kind = mk_arg_text(command, "kind", "update");
     uint32_t k = 0;
     while (k < 4 && strcmp(kinds[k].name, kind))
@@ -277,13 +292,16 @@ static void wake(worker *w, const mk_command *command)
     atomic_fetch_sub(&c->ledger->held, 1 << 20);
     if (!(c->breaks & MK_BREAK_NO_BARRIER)) {
         moor_barrier_result result = MOOR_BARRIER_RESULT_INIT;
-        check(w, w->api->resume_arrive(w->process, c->tp, w->engine->tp, c->dp, "cpu:0", mk_arg_real(command, "timeout", 10), &result),
+        check(w,
+              w->api->resume_arrive(w->process, c->tp, w->engine->tp, c->dp, "cpu:0",
+                                    mk_arg_real(command, "timeout", 10), &result),
               "resume_arrive");
     }
     int64_t held = atomic_load(&c->ledger->held);
     if (!w->status && held) {
         w->status = MOOR_E_STATE;
-        snprintf(w->text, sizeof w->text, "rank %u resumes its KV cache while %lld bytes are held", c->tp, (long long)held);
+        snprintf(w->text, sizeof w->text, "rank %u resumes its KV cache while %lld bytes are held", c->tp,
+                 (long long)held);
     }
 }
 
@@ -316,7 +334,9 @@ static void cut(worker *w, const mk_command *command)
     char id[MK_ID_BYTES];
     mk_request_parse(mk_script_add(&w->context->script, command->word, command->line), &spec);
     mk_core_id(&spec, 0, id);
-    check(w, w->api->truncate(w->store, id, (uint32_t)strlen(id), mk_arg_number(command, "rows", 0), mk_arg_number(command, "min", 0)),
+    check(w,
+          w->api->truncate(w->store, id, (uint32_t)strlen(id), mk_arg_number(command, "rows", 0),
+                           mk_arg_number(command, "min", 0)),
           "truncate");
 }
 
