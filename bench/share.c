@@ -13,7 +13,7 @@
 
 #include "bench.h"
 
-enum { LOOPS = 200000, TOKENS = 4096, MEETINGS = 100, ROUNDS = 10 };
+enum { LOOPS = 200000, TOKENS = 4096, MEETINGS = 150, MAX_RANKS = 16 };
 
 /* One sealed record of `tokens` rows. */
 static moor_handle make_record(const bench *b, const char *id, uint32_t tokens)
@@ -141,29 +141,39 @@ void bench_open_read(bench *b)
     bench_close(b);
 }
 
+/* Of each meeting: when a rank arrived and when it was let go, [moor or peer]. */
 typedef struct meeting {
-    pthread_barrier_t barrier;
-    double moor[ROUNDS], peer[ROUNDS];
+    pthread_barrier_t align, peer;
+    double arrived[2][MEETINGS][MAX_RANKS], left[2][MEETINGS][MAX_RANKS];
 } meeting;
 
-/* Whole rounds are timed, MEETINGS in a row: a single call says only how late its caller was. */
+/* Ranks come one after another, as they do when an engine wakes; what counts is the time from the last arrival to the last
+ * leaving. */
 static void meet(bench *b, meeting *m, uint32_t rank, uint32_t n)
 {
-    for (uint32_t round = 0; round < ROUNDS; round++) {
-        pthread_barrier_wait(&m->barrier);
-        uint64_t t0 = bench_now_ns();
-        for (uint32_t i = 0; i < MEETINGS; i++) {
+    for (uint32_t i = 0; i < MEETINGS; i++)
+        for (int peer = 0; peer < 2; peer++) {
             moor_barrier_result result = MOOR_BARRIER_RESULT_INIT;
-            bench_check(b, b->api->resume_arrive(b->process, rank, n, 0, "cpu:0", 30, &result), "resume_arrive");
+            pthread_barrier_wait(&m->align);
+            usleep(2000 + (rank * 7 + i * 13) % 5 * 100);
+            m->arrived[peer][i][rank] = (double)bench_now_ns() / 1e3;
+            if (peer)
+                pthread_barrier_wait(&m->peer);
+            else
+                bench_check(b, b->api->resume_arrive(b->process, rank, n, 0, "cpu:0", 30, &result), "resume_arrive");
+            m->left[peer][i][rank] = (double)bench_now_ns() / 1e3;
         }
-        uint64_t t1 = bench_now_ns();
-        for (uint32_t i = 0; i < MEETINGS; i++)
-            pthread_barrier_wait(&m->barrier);
-        uint64_t t2 = bench_now_ns();
-        if (!rank) {
-            m->moor[round] = (double)(t1 - t0) / 1e3 / MEETINGS;
-            m->peer[round] = (double)(t2 - t1) / 1e3 / MEETINGS;
+}
+
+static void add_meetings(const meeting *m, uint32_t n, int peer, bench_samples *out)
+{
+    for (uint32_t i = MEETINGS / 10; i < MEETINGS; i++) {
+        double arrived = 0, left = 0;
+        for (uint32_t rank = 0; rank < n; rank++) {
+            arrived = m->arrived[peer][i][rank] > arrived ? m->arrived[peer][i][rank] : arrived;
+            left = m->left[peer][i][rank] > left ? m->left[peer][i][rank] : left;
         }
+        bench_add(out, left - arrived);
     }
 }
 
@@ -172,14 +182,15 @@ void bench_barrier(bench *b, uint32_t n)
     char name[64];
     bench_samples moor = {0}, peer = {0};
     pthread_barrierattr_t attributes;
-    if (n < 2 || n > 64)
+    if (n < 2 || n > MAX_RANKS)
         bench_die("barrier: %u processes", n);
     meeting *m = mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (m == MAP_FAILED)
         bench_die("mmap");
     pthread_barrierattr_init(&attributes);
     pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-    pthread_barrier_init(&m->barrier, &attributes, n);
+    pthread_barrier_init(&m->align, &attributes, n);
+    pthread_barrier_init(&m->peer, &attributes, n);
     bench_open(b, 0, 0, 0);
     for (uint32_t rank = 1; rank < n; rank++) {
         pid_t pid = fork();
@@ -198,10 +209,8 @@ void bench_barrier(bench *b, uint32_t n)
         if (wait(&status) < 0 || status)
             bench_die("barrier: a rank failed");
     }
-    for (uint32_t i = 1; i < ROUNDS; i++) {
-        bench_add(&moor, m->moor[i]);
-        bench_add(&peer, m->peer[i]);
-    }
+    add_meetings(m, n, 0, &moor);
+    add_meetings(m, n, 1, &peer);
     snprintf(name, sizeof name, "barrier, %u processes", n);
     bench_print(name, "moor", "us", &moor);
     bench_print(name, "pthread_barrier", "us", &peer);

@@ -10,23 +10,19 @@ import time
 import torch
 import torch.distributed as dist
 
-MEETINGS, ROUNDS = 50, 6  # as moor-bench: so many in a row are one sample
+MEETINGS = 150  # as moor-bench: ranks come one after another; from the last arrival to the last leaving
 
 
-def worker(rank, n, port, queue):
+def worker(rank, n, port, align, arrived, left):
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     dist.init_process_group("gloo", rank=rank, world_size=n)
-    samples = []
-    for i in range(ROUNDS + 1):
+    for i in range(MEETINGS):
+        align.wait()
+        time.sleep(0.002 + (rank * 7 + i * 13) % 5 * 0.0001)
+        arrived[i * n + rank] = time.monotonic()
         dist.barrier()
-        begin = time.perf_counter()
-        for _ in range(MEETINGS):
-            dist.barrier()
-        if i:
-            samples.append((time.perf_counter() - begin) / MEETINGS * 1e6)
-    if rank == 0:
-        queue.put(samples)
+        left[i * n + rank] = time.monotonic()
     dist.barrier()
     dist.destroy_process_group()
 
@@ -37,11 +33,14 @@ if __name__ == "__main__":
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    ranks = [context.Process(target=worker, args=(r, n, port, queue)) for r in range(n)]
+    align = context.Barrier(n)
+    arrived, left = context.Array("d", MEETINGS * n, lock=False), context.Array("d", MEETINGS * n, lock=False)
+    ranks = [context.Process(target=worker, args=(r, n, port, align, arrived, left)) for r in range(n)]
     for p in ranks:
         p.start()
-    samples = queue.get(timeout=120)
     for p in ranks:
-        p.join()
+        p.join(120)
+        if p.exitcode:
+            sys.exit(f"a rank ended with {p.exitcode}")
+    samples = [(max(left[i * n:i * n + n]) - max(arrived[i * n:i * n + n])) * 1e6 for i in range(MEETINGS // 10, MEETINGS)]
     print(json.dumps(dict(name=f"barrier, {n} processes", what="gloo", unit="us", values=samples)))
