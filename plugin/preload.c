@@ -44,24 +44,23 @@ static struct {
 } python;
 
 /* Runs in a namespace of its own.  `folder` is .../moor, the folder of libmoor.so.1. */
-static const char import_moor[] =
-    "import sys\n"
-    "if 'moor' not in sys.modules:\n"
-    "    from importlib.machinery import PathFinder\n"
-    "    from importlib.util import module_from_spec\n"
-    "    from os.path import dirname\n"
-    "    spec = PathFinder.find_spec('moor', [dirname(folder)])\n"
-    "    if spec is None or spec.loader is None:\n"
-    "        raise ImportError('no Python package beside libmoor in ' + folder)\n"
-    "    module = module_from_spec(spec)\n"
-    "    sys.modules['moor'] = module\n"
-    "    try:\n"
-    "        spec.loader.exec_module(module)\n"
-    "    except BaseException:\n"
-    "        sys.modules.pop('moor', None)\n"
-    "        raise\n"
-    "from moor._moor import bootstrap\n"
-    "bootstrap()\n";
+static const char import_moor[] = "import sys\n"
+                                  "if 'moor' not in sys.modules:\n"
+                                  "    from importlib.machinery import PathFinder\n"
+                                  "    from importlib.util import module_from_spec\n"
+                                  "    from os.path import dirname\n"
+                                  "    spec = PathFinder.find_spec('moor', [dirname(folder)])\n"
+                                  "    if spec is None or spec.loader is None:\n"
+                                  "        raise ImportError('no Python package beside libmoor in ' + folder)\n"
+                                  "    module = module_from_spec(spec)\n"
+                                  "    sys.modules['moor'] = module\n"
+                                  "    try:\n"
+                                  "        spec.loader.exec_module(module)\n"
+                                  "    except BaseException:\n"
+                                  "        sys.modules.pop('moor', None)\n"
+                                  "        raise\n"
+                                  "from moor._moor import bootstrap\n"
+                                  "bootstrap()\n";
 
 bool moor_preload_disabled(void)
 {

@@ -7,8 +7,7 @@
 #include <string.h>
 
 typedef struct executor {
-    PyObject_HEAD
-    PyObject *loader;
+    PyObject_HEAD PyObject *loader;
 } executor;
 
 static PyTypeObject *finder_type, *executor_type;

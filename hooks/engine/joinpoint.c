@@ -81,7 +81,8 @@ int moor_jp_state_failed(moor_jp_state *state, const char *what)
         moor_jp_error_text(text, sizeof text);
     if (!state->logged) {
         state->logged = true;
-        moor_jp_log("error", "join point %s: %s failed, the engine goes on without it: %s (further ones are only counted)",
+        moor_jp_log("error",
+                    "join point %s: %s failed, the engine goes on without it: %s (further ones are only counted)",
                     state->jp->name, what, text);
     }
     return 0;

@@ -66,10 +66,10 @@ typedef enum moor_jp_kind {
 
 /* What a callback answers. */
 enum {
-    MOOR_JP_OK = 0,      /* go on */
-    MOOR_JP_DONE = 1,    /* before only: call->result is set (moor_jp_set_result); the original is not called, and
+    MOOR_JP_OK = 0,    /* go on */
+    MOOR_JP_DONE = 1,  /* before only: call->result is set (moor_jp_set_result); the original is not called, and
                           * neither are `after` and `error` */
-    MOOR_JP_AWAIT = 2,   /* before, after and item of a coroutine or async generator: moor_jp_set_awaitable() was called;
+    MOOR_JP_AWAIT = 2, /* before, after and item of a coroutine or async generator: moor_jp_set_awaitable() was called;
                           * it is awaited, then the same callback runs again with call->rounds one higher and the value
                           * in call->awaited.  An exception of the awaitable (cancellation) is the caller's. */
     MOOR_JP_FAILED = -1, /* the hook failed, Python error set: logged once, counted; raised only under strict */
@@ -94,12 +94,12 @@ typedef int (*moor_jp_callback)(moor_jp_call *call);
 
 /* One join point.  All pointers must stay valid for the life of the process (string literals, static functions). */
 struct moor_jp {
-    const char *name;                          /* short and unique in its engine: "core.add_request" */
-    const char *role;                          /* for the report: "frontend", "core", "worker"; NULL = any */
-    const char *targets[MOOR_JP_MAX_TARGETS];  /* "module:Attr.path", best first; all NULL = manual (see below) */
-    moor_jp_kind kind;                         /* usually MOOR_JP_AUTO */
+    const char *name;                         /* short and unique in its engine: "core.add_request" */
+    const char *role;                         /* for the report: "frontend", "core", "worker"; NULL = any */
+    const char *targets[MOOR_JP_MAX_TARGETS]; /* "module:Attr.path", best first; all NULL = manual (see below) */
+    moor_jp_kind kind;                        /* usually MOOR_JP_AUTO */
     uint32_t flags;
-    const char *group;                         /* MOOR_JP_ANY_OF */
+    const char *group; /* MOOR_JP_ANY_OF */
 
     /* Parameters the callbacks read by index with moor_jp_param(call, i): names of the original's parameters. */
     const char *params[MOOR_JP_MAX_PARAMS];

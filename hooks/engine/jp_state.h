@@ -19,25 +19,25 @@ typedef struct moor_jp_owner {
 struct moor_jp_state {
     const moor_jp *jp;
     const moor_engine *engine;
-    moor_jp_state *fires_with;             /* resolved name, or NULL */
-    PyObject *names[MOOR_JP_MAX_PARAMS];   /* jp->params, interned */
+    moor_jp_state *fires_with;           /* resolved name, or NULL */
+    PyObject *names[MOOR_JP_MAX_PARAMS]; /* jp->params, interned */
     moor_jp_owner *owners;
-    const char *resolved;                  /* a target's string, or `note` */
-    char *note, *reason;                   /* owned */
-    int best;                              /* index of the best resolved target; MOOR_JP_MAX_TARGETS = none */
+    const char *resolved; /* a target's string, or `note` */
+    char *note, *reason;  /* owned */
+    int best;             /* index of the best resolved target; MOOR_JP_MAX_TARGETS = none */
     uint32_t sites, rebound;
     uint64_t fired, errors;
-    uint64_t fired_nogil;                  /* atomic */
-    bool seen;                             /* a target's module has been imported */
+    uint64_t fired_nogil; /* atomic */
+    bool seen;            /* a target's module has been imported */
     bool logged;
 };
 
 struct moor_jp_site {
     moor_jp_state *state;
-    PyObject *wrapper;                     /* the object that embeds this; identity only */
-    PyObject *original;                    /* strong */
-    int16_t index[MOOR_JP_MAX_PARAMS];     /* position of jp->params[i], or -1: keyword only */
-    bool method;                           /* args[0] is self */
+    PyObject *wrapper;                 /* the object that embeds this; identity only */
+    PyObject *original;                /* strong */
+    int16_t index[MOOR_JP_MAX_PARAMS]; /* position of jp->params[i], or -1: keyword only */
+    bool method;                       /* args[0] is self */
 };
 
 /* joinpoint.c */

@@ -9,20 +9,18 @@
 #include <structmember.h>
 
 typedef struct wrapper {
-    PyObject_HEAD
-    PyObject *dict, *weakrefs;
+    PyObject_HEAD PyObject *dict, *weakrefs;
     moor_jp_site site;
     bool binds;
 } wrapper;
 
 typedef struct activation {
-    PyObject_HEAD
-    moor_jp_call call;
+    PyObject_HEAD moor_jp_call call;
     PyObject *owner;          /* the wrapper: keeps call.site alive */
     PyObject *parent;         /* activation it runs inside of, or NULL */
     moor_jp_callback current; /* to run again after an await */
     const char *what;
-    bool muted;               /* nested: one event only, the outermost's */
+    bool muted; /* nested: one event only, the outermost's */
     bool begun, done, finished;
 } activation;
 
@@ -305,12 +303,8 @@ static PyMemberDef activation_members[] = {
 };
 
 static PyType_Slot activation_slots[] = {
-    {Py_tp_traverse, activation_traverse},
-    {Py_tp_clear, activation_clear},
-    {Py_tp_dealloc, activation_dealloc},
-    {Py_tp_methods, activation_methods},
-    {Py_tp_members, activation_members},
-    {0, NULL},
+    {Py_tp_traverse, activation_traverse}, {Py_tp_clear, activation_clear},     {Py_tp_dealloc, activation_dealloc},
+    {Py_tp_methods, activation_methods},   {Py_tp_members, activation_members}, {0, NULL},
 };
 
 static PyType_Spec activation_spec = {

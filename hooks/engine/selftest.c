@@ -39,9 +39,15 @@ static void on_finish(moor_jp_call *call)
 }
 
 #define ENTRY(index, label, path, more_flags, ...)                                                                     \
-    [index] = {.name = label, .targets = {"moor._selftest:" path}, .flags = MOOR_JP_REQUIRED | (more_flags),           \
-               .params = {"value"}, .before = on_before, .after = on_after, .finish = on_finish,                       \
-               .user = &tallies[index], __VA_ARGS__}
+    [index] = {.name = label,                                                                                          \
+               .targets = {"moor._selftest:" path},                                                                    \
+               .flags = MOOR_JP_REQUIRED | (more_flags),                                                               \
+               .params = {"value"},                                                                                    \
+               .before = on_before,                                                                                    \
+               .after = on_after,                                                                                      \
+               .finish = on_finish,                                                                                    \
+               .user = &tallies[index],                                                                                \
+               __VA_ARGS__}
 
 static const moor_jp joinpoints[KINDS] = {
     ENTRY(FUNCTION, "function", "function", 0, ),
@@ -69,8 +75,9 @@ static PyObject *verdict(int kind)
     int items = kind == ASYNC_GENERATOR ? 2 : 0;
     if (t->before == 1 && t->after == 1 && t->finish == 1 && t->item == items && t->saw_parameter)
         Py_RETURN_NONE;
-    return PyUnicode_FromFormat("before %d, after %d, finish %d times instead of 1; %d items instead of %d; parameter %s",
-                                t->before, t->after, t->finish, t->item, items, t->saw_parameter ? "seen" : "not seen");
+    return PyUnicode_FromFormat(
+        "before %d, after %d, finish %d times instead of 1; %d items instead of %d; parameter %s", t->before, t->after,
+        t->finish, t->item, items, t->saw_parameter ? "seen" : "not seen");
 }
 
 PyObject *moor_jp_selftest(void)

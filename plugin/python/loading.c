@@ -103,13 +103,13 @@ static PyObject *joinpoint_dict(const moor_jp_info *info)
     PyObject *targets = list_of_strings(info->jp->targets, MOOR_JP_MAX_TARGETS);
     if (!targets)
         return NULL;
-    return Py_BuildValue("{ss,ss,sz,ss,sz,sz,sO,sz,sN,sI,sI,sK,sK}",
-                         "engine", info->engine->name, "name", info->jp->name, "role", info->jp->role,
-                         "state", status_names[info->status], "resolved", info->resolved, "reason", info->reason,
-                         "required", info->jp->flags & MOOR_JP_REQUIRED ? Py_True : Py_False,
-                         "group", info->jp->flags & MOOR_JP_ANY_OF ? info->jp->group : NULL,
-                         "targets", targets, "sites", (unsigned)info->sites, "rebound", (unsigned)info->rebound,
-                         "fired", (unsigned long long)info->fired, "errors", (unsigned long long)info->errors);
+    return Py_BuildValue("{ss,ss,sz,ss,sz,sz,sO,sz,sN,sI,sI,sK,sK}", "engine", info->engine->name, "name",
+                         info->jp->name, "role", info->jp->role, "state", status_names[info->status], "resolved",
+                         info->resolved, "reason", info->reason, "required",
+                         info->jp->flags & MOOR_JP_REQUIRED ? Py_True : Py_False, "group",
+                         info->jp->flags & MOOR_JP_ANY_OF ? info->jp->group : NULL, "targets", targets, "sites",
+                         (unsigned)info->sites, "rebound", (unsigned)info->rebound, "fired",
+                         (unsigned long long)info->fired, "errors", (unsigned long long)info->errors);
 }
 
 static PyObject *joinpoints(PyObject *self, PyObject *unused)

@@ -2,8 +2,8 @@
 /* The Python module moor._moor. */
 #include "module.h"
 
-#include "hooks/engine/capture.h"
 #include "consumer.h"
+#include "hooks/engine/capture.h"
 #include "loading.h"
 
 #include <stddef.h>
