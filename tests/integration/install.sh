@@ -30,6 +30,6 @@ cmake)
 esac
 
 if [ -x "$tmp/prefix/bin/moor" ]; then
-	path=$("$tmp/prefix/bin/moor" path) || fail "the installed moor command does not find its library"
+	path=$("$tmp/prefix/bin/moor" path | sed -n "s/^library //p") || fail "the installed moor command does not find its library"
 	[ "$(readlink -f "$path")" = "$(readlink -f "$lib/libmoor.so.1")" ] || fail "moor path says $path"
 fi

@@ -49,7 +49,7 @@ for group in ("vllm.general_plugins", "sglang.srt.plugins"):
 print(version("libmoor"))') || fail "Python $version: the package does not import"
 	tried+=" $version"
 	[ -x "$MOOR_BUILD_DIR/bin/moor" ] || continue
-	path=$("$venv/bin/moor" path) || fail "Python $version: the moor command does not run"
+	path=$("$venv/bin/moor" path | sed -n "s/^library //p") || fail "Python $version: the moor command does not run"
 	[ "$(readlink -f "$path")" = "$(readlink -f "$venv"/lib/python*/site-packages/moor/libmoor.so.1)" ] ||
 		fail "Python $version: moor path says $path"
 done
