@@ -11,15 +11,15 @@
 #include <moor/moor.h>
 
 enum { /* exit codes, documented in `moor --help` */
-    EXIT_OK = 0,
-    EXIT_FAILED = 1,
-    EXIT_USAGE = 2,
-    EXIT_NOT_FOUND = 3,
-    EXIT_AMBIGUOUS = 4,
-    EXIT_TIMED_OUT = 5,
-    EXIT_INCOMPLETE = 6,
-    EXIT_CANNOT_RUN = 126, /* of the program to be run, as the shells have it */
-    EXIT_NO_PROGRAM = 127
+       EXIT_OK = 0,
+       EXIT_FAILED = 1,
+       EXIT_USAGE = 2,
+       EXIT_NOT_FOUND = 3,
+       EXIT_AMBIGUOUS = 4,
+       EXIT_TIMED_OUT = 5,
+       EXIT_INCOMPLETE = 6,
+       EXIT_CANNOT_RUN = 126, /* of the program to be run, as the shells have it */
+       EXIT_NO_PROGRAM = 127
 };
 
 extern const moor_api *api;

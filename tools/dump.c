@@ -13,17 +13,20 @@
 static const char help[] =
     "usage: moor dump [--json | --npy FILE] [--allow-missing] [-t SECONDS] [-i INSTANCE] [--dir DIR] REQUEST_ID\n"
     "\n"
-    "The experts that were recorded for a request on this host. REQUEST_ID: as the HTTP client sees it, the front end's or the\n"
+    "The experts that were recorded for a request on this host. REQUEST_ID: as the HTTP client sees it, the front "
+    "end's or the\n"
     "engine core's; one that means several records (n > 1) lists their ids.\n"
     "\n"
-    "      --json            one JSON object: what is known of the record, and \"ids\" as [rows][layers][top_k], null for a\n"
+    "      --json            one JSON object: what is known of the record, and \"ids\" as [rows][layers][top_k], null "
+    "for a\n"
     "                        missing row\n"
     "      --npy FILE        [rows, layers, top_k] as a NumPy file, \"-\" is stdout\n"
     "      --allow-missing   of an incomplete record, too: with --npy its missing rows are 0\n"
     "  -t, --timeout SECONDS how long to wait for the server and the end of the request (default 5)\n"
     "  -i, --instance NAME   the server; else $MOOR_INSTANCE, else \"default\"\n"
     "      --dir DIR         the folder of instances; else the configured candidates are searched\n"
-    "exit codes: 0; 1 failed; 2 wrong usage; 3 no such request or instance; 4 the id means several; 5 not sealed in time;\n"
+    "exit codes: 0; 1 failed; 2 wrong usage; 3 no such request or instance; 4 the id means several; 5 not sealed in "
+    "time;\n"
     "6 rows are missing.\n";
 
 typedef struct dump_args {
@@ -82,15 +85,19 @@ static void json_head(const moor_record_info *info)
     json_string(info->request_id);
     printf(",\"session_id\":");
     json_string(info->session_id);
-    printf(",\"handle\":%" PRIu64 ",\"owner\":\"%s\",\"rows\":%" PRIu64 ",\"missing_rows\":%" PRIu64 ",\"layers\":%u,\"model_layers\":%u,"
-           "\"top_k\":%u,\"num_experts\":%u,\"dtype\":\"%s\",\"store_index\":%u,\"dropped_rows\":%" PRIu64 ",\"layer_ids\":[",
-           info->handle, owner_name(info->owner), info->rows, info->missing_rows, info->layers, info->model_layers, info->top_k,
-           info->num_experts, info->dtype == MOOR_DTYPE_U8 ? "uint8" : "uint16", info->store_index, info->dropped_rows);
+    printf(",\"handle\":%" PRIu64 ",\"owner\":\"%s\",\"rows\":%" PRIu64 ",\"missing_rows\":%" PRIu64
+           ",\"layers\":%u,\"model_layers\":%u,"
+           "\"top_k\":%u,\"num_experts\":%u,\"dtype\":\"%s\",\"store_index\":%u,\"dropped_rows\":%" PRIu64
+           ",\"layer_ids\":[",
+           info->handle, owner_name(info->owner), info->rows, info->missing_rows, info->layers, info->model_layers,
+           info->top_k, info->num_experts, info->dtype == MOOR_DTYPE_U8 ? "uint8" : "uint16", info->store_index,
+           info->dropped_rows);
     for (uint32_t l = 0; l < info->layers; l++)
         printf(l ? ",%d" : "%d", info->layer_ids[l]);
     printf("],\"versions\":[");
     for (uint32_t v = 0; v < info->n_versions; v++) {
-        printf("%s{\"start\":%" PRIu64 ",\"epoch\":%" PRIu64 ",\"label\":", v ? "," : "", info->versions[v].start, info->versions[v].epoch);
+        printf("%s{\"start\":%" PRIu64 ",\"epoch\":%" PRIu64 ",\"label\":", v ? "," : "", info->versions[v].start,
+               info->versions[v].epoch);
         json_string(info->versions[v].label ? info->versions[v].label : "");
         putchar('}');
     }
@@ -125,7 +132,8 @@ static int npy_header(FILE *file, const moor_record_info *info)
     int n = snprintf(text, sizeof(text), "{'descr': '%s', 'fortran_order': False, 'shape': (%" PRIu64 ", %u, %u), }",
                      info->dtype == MOOR_DTYPE_U8 ? "|u1" : "<u2", info->rows, info->layers, info->top_k);
     size_t total = (10 + (size_t)n + 1 + 63) / 64 * 64, len = total - 10;
-    const unsigned char magic[10] = {0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (unsigned char)(len & 0xFF), (unsigned char)(len >> 8)};
+    const unsigned char magic[10] = {
+        0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (unsigned char)(len & 0xFF), (unsigned char)(len >> 8)};
     fwrite(magic, 1, sizeof(magic), file);
     return fprintf(file, "%-*s\n", (int)len - 1, text) < 0 ? -1 : 0;
 }
@@ -184,14 +192,16 @@ static void text_rows(const moor_record_info *info)
 
 static void dump_text(const moor_record_info *info)
 {
-    printf("request  %s\nrows     %" PRIu64 ", %" PRIu64 " missing\nexperts  top-%u of %u in %u of %u layers:", info->request_id, info->rows,
-           info->missing_rows, info->top_k, info->num_experts, info->layers, info->model_layers);
+    printf("request  %s\nrows     %" PRIu64 ", %" PRIu64 " missing\nexperts  top-%u of %u in %u of %u layers:",
+           info->request_id, info->rows, info->missing_rows, info->top_k, info->num_experts, info->layers,
+           info->model_layers);
     for (uint32_t l = 0; l < info->layers; l++)
         printf(" %d", info->layer_ids[l]);
     printf("\nversions");
     for (uint32_t v = 0; v < info->n_versions; v++)
         printf("%s %" PRIu64 "%s%s%s from row %" PRIu64, v ? "," : "", info->versions[v].epoch,
-               *info->versions[v].label ? " (" : "", info->versions[v].label, *info->versions[v].label ? ")" : "", info->versions[v].start);
+               *info->versions[v].label ? " (" : "", info->versions[v].label, *info->versions[v].label ? ")" : "",
+               info->versions[v].start);
     printf("\nowner    %s\nrow: ids of each layer\n", owner_name(info->owner));
     text_rows(info);
 }
@@ -205,8 +215,9 @@ static int show(const dump_args *args, const moor_record *record)
     if (status)
         return fail_status(status);
     if (args->npy && info.missing_rows && !args->allow_missing)
-        return fail(EXIT_INCOMPLETE, "dump: %" PRIu64 " of the %" PRIu64 " rows of %s are missing; --allow-missing writes them as 0", info.missing_rows,
-                    info.rows, info.request_id);
+        return fail(EXIT_INCOMPLETE,
+                    "dump: %" PRIu64 " of the %" PRIu64 " rows of %s are missing; --allow-missing writes them as 0",
+                    info.missing_rows, info.rows, info.request_id);
     if (args->npy) {
         int code = dump_npy(&info, args->npy);
         if (code)
@@ -258,25 +269,37 @@ static int dump(const dump_args *args)
 
 int cmd_dump(int argc, char **argv)
 {
-    static const struct option options[] = {{"json", 0, NULL, 'j'},    {"npy", 1, NULL, 'n'},      {"allow-missing", 0, NULL, 'm'},
-                                            {"timeout", 1, NULL, 't'}, {"instance", 1, NULL, 'i'}, {"dir", 1, NULL, 'd'},
-                                            {"help", 0, NULL, 'h'},    {0}};
+    static const struct option options[] = {
+        {"json", 0, NULL, 'j'},     {"npy", 1, NULL, 'n'}, {"allow-missing", 0, NULL, 'm'}, {"timeout", 1, NULL, 't'},
+        {"instance", 1, NULL, 'i'}, {"dir", 1, NULL, 'd'}, {"help", 0, NULL, 'h'},          {0}};
     dump_args args = {.timeout = 5};
     int c;
     while ((c = getopt_long(argc, argv, "t:i:h", options, NULL)) != -1) {
         switch (c) {
-        case 'j': args.json = 1; break;
-        case 'n': args.npy = optarg; break;
-        case 'm': args.allow_missing = 1; break;
-        case 'i': args.instance = optarg; break;
-        case 'd': args.dir = optarg; break;
+        case 'j':
+            args.json = 1;
+            break;
+        case 'n':
+            args.npy = optarg;
+            break;
+        case 'm':
+            args.allow_missing = 1;
+            break;
+        case 'i':
+            args.instance = optarg;
+            break;
+        case 'd':
+            args.dir = optarg;
+            break;
         case 't':
             args.timeout = parse_seconds(optarg);
             if (args.timeout < 0)
                 return fail(EXIT_USAGE, "dump: --timeout %s: seconds are needed", optarg);
             break;
-        case 'h': return fputs(help, stdout), EXIT_OK;
-        default: return fputs(help, stderr), EXIT_USAGE;
+        case 'h':
+            return fputs(help, stdout), EXIT_OK;
+        default:
+            return fputs(help, stderr), EXIT_USAGE;
         }
     }
     if (argc - optind != 1 || !*argv[optind]) {

@@ -23,8 +23,10 @@ static const char help[] =
     "  moor path                                where library and package are\n"
     "  moor COMMAND --help                      more about one of them;  moor --version\n"
     "\n"
-    "exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 no such request or instance; 4 the id means several;\n"
-    "5 timed out; 6 rows are missing; 126, 127 the program of `moor run` or the Python of `moor check` cannot be run.\n";
+    "exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 no such request or instance; 4 the id means "
+    "several;\n"
+    "5 timed out; 6 rows are missing; 126, 127 the program of `moor run` or the Python of `moor check` cannot be "
+    "run.\n";
 
 int fail(int code, const char *format, ...)
 {
@@ -89,13 +91,15 @@ int package_dir(char *buf, size_t size)
 
 /* ---- moor path --------------------------------------------------------------------------------------------------------- */
 
-static const char path_help[] = "usage: moor path [--library | --package]\n\n"
-                                "The paths of libmoor.so.1 and of the Python package moor beside it; with an option, one of them alone.\n"
-                                "PYTHONPATH is the package's parent.\n";
+static const char path_help[] =
+    "usage: moor path [--library | --package]\n\n"
+    "The paths of libmoor.so.1 and of the Python package moor beside it; with an option, one of them alone.\n"
+    "PYTHONPATH is the package's parent.\n";
 
 static int cmd_path(int argc, char **argv)
 {
-    static const struct option options[] = {{"library", 0, NULL, 'l'}, {"package", 0, NULL, 'p'}, {"help", 0, NULL, 'h'}, {0}};
+    static const struct option options[] = {
+        {"library", 0, NULL, 'l'}, {"package", 0, NULL, 'p'}, {"help", 0, NULL, 'h'}, {0}};
     int which = 0, c;
     while ((c = getopt_long(argc, argv, "lph", options, NULL)) != -1) {
         if (c == 'h')
@@ -124,17 +128,19 @@ static int cmd_path(int argc, char **argv)
 static const char check_help[] =
     "usage: moor check [--python PYTHON] [ENGINE]\n\n"
     "Imports ENGINE (default: vllm) and says of each join point: installed, fired or missing. Nothing is started.\n"
-    "The Python: --python, $MOOR_PYTHON, that of $VIRTUAL_ENV, or python3 on $PATH; it is the one that has the engine.\n"
+    "The Python: --python, $MOOR_PYTHON, that of $VIRTUAL_ENV, or python3 on $PATH; it is the one that has the "
+    "engine.\n"
     "exit codes: 0 all required join points are there; 1 some are not; 2 cannot be checked; 126, 127 no such Python.\n";
 
 /* The package beside this library, whatever else that Python can import under the name moor. */
-static const char check_program[] = "import importlib.util as u, runpy, sys\n"
-                                    "d = sys.argv.pop(1)\n"
-                                    "s = u.spec_from_file_location('moor', d + '/__init__.py', submodule_search_locations=[d])\n"
-                                    "if s is None: sys.exit('moor: there is no Python package in ' + d)\n"
-                                    "m = sys.modules['moor'] = u.module_from_spec(s)\n"
-                                    "s.loader.exec_module(m)\n"
-                                    "runpy.run_module('moor', run_name='__main__', alter_sys=True)\n";
+static const char check_program[] =
+    "import importlib.util as u, runpy, sys\n"
+    "d = sys.argv.pop(1)\n"
+    "s = u.spec_from_file_location('moor', d + '/__init__.py', submodule_search_locations=[d])\n"
+    "if s is None: sys.exit('moor: there is no Python package in ' + d)\n"
+    "m = sys.modules['moor'] = u.module_from_spec(s)\n"
+    "s.loader.exec_module(m)\n"
+    "runpy.run_module('moor', run_name='__main__', alter_sys=True)\n";
 
 static const char *python(const char *given, char *buf, size_t size)
 {
@@ -170,7 +176,8 @@ static int cmd_check(int argc, char **argv)
     const char *program = python(given, buf, sizeof(buf));
     const char *engine = optind < argc ? argv[optind] : "vllm";
     execlp(program, program, "-c", check_program, package, "check", engine, (char *)NULL);
-    return fail(errno == ENOENT ? EXIT_NO_PROGRAM : EXIT_CANNOT_RUN, "check: the Python \"%s\": %s", program, strerror(errno));
+    return fail(errno == ENOENT ? EXIT_NO_PROGRAM : EXIT_CANNOT_RUN, "check: the Python \"%s\": %s", program,
+                strerror(errno));
 }
 
 /* ---- main -------------------------------------------------------------------------------------------------------------- */
@@ -180,11 +187,13 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(int, char **);
-    } commands[] = {{"run", cmd_run}, {"status", cmd_status}, {"dump", cmd_dump}, {"check", cmd_check}, {"path", cmd_path}};
+    } commands[] = {
+        {"run", cmd_run}, {"status", cmd_status}, {"dump", cmd_dump}, {"check", cmd_check}, {"path", cmd_path}};
     uint32_t have = 0;
     api = moor_get_api(MOOR_API_VERSION, &have);
     if (!api)
-        return fail(EXIT_FAILED, "this command needs version %u of the C ABI, libmoor.so.1 has up to %u", MOOR_API_VERSION, have);
+        return fail(EXIT_FAILED, "this command needs version %u of the C ABI, libmoor.so.1 has up to %u",
+                    MOOR_API_VERSION, have);
     if (argc < 2)
         return fputs(help, stderr), EXIT_USAGE;
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help"))

@@ -16,9 +16,11 @@ static const char help[] =
     "Adds libmoor.so.1 to LD_PRELOAD, behind what is there, and executes PROGRAM. Programs that are no Python with an\n"
     "engine in it notice nothing.\n"
     "\n"
-    "  -c, --config CONFIG   sets MOOR_CONFIG: JSON text, or the path of a file with it. It is checked here first. What\n"
+    "  -c, --config CONFIG   sets MOOR_CONFIG: JSON text, or the path of a file with it. It is checked here first. "
+    "What\n"
     "                        the engine's own configuration says wins.\n"
-    "exit codes: those of PROGRAM; 1 failed; 2 wrong usage or configuration; 126, 127 PROGRAM cannot be run or found.\n";
+    "exit codes: those of PROGRAM; 1 failed; 2 wrong usage or configuration; 126, 127 PROGRAM cannot be run or "
+    "found.\n";
 
 /* The dynamic linker splits LD_PRELOAD at both and knows no quoting. */
 static const char splits[] = " :";
@@ -54,7 +56,8 @@ static int preload_path(char *path)
         return 0;
     }
     return fail(EXIT_FAILED,
-                "run: the library's path \"%s\" has a %s in it, at which LD_PRELOAD is cut: install Moor somewhere else, or put a link to its "
+                "run: the library's path \"%s\" has a %s in it, at which LD_PRELOAD is cut: install Moor somewhere "
+                "else, or put a link to its "
                 "folder where there is none and that folder into LD_LIBRARY_PATH",
                 path, path[at] == ' ' ? "space" : "colon");
 }

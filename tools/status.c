@@ -10,7 +10,8 @@
 static const char help[] =
     "usage: moor status [--json | --prometheus] [--watch[=SECONDS]] [--dir DIR] [INSTANCE]\n"
     "\n"
-    "Requests, records, gate, barrier, leases of a server on this host. INSTANCE: its name; else $MOOR_INSTANCE, else \"default\".\n"
+    "Requests, records, gate, barrier, leases of a server on this host. INSTANCE: its name; else $MOOR_INSTANCE, else "
+    "\"default\".\n"
     "\n"
     "      --json            one JSON object\n"
     "      --prometheus      metrics in Prometheus' text format\n"
@@ -42,8 +43,9 @@ static void pause_s(double seconds)
 
 int cmd_status(int argc, char **argv)
 {
-    static const struct option options[] = {{"json", 0, NULL, 'j'}, {"prometheus", 0, NULL, 'p'}, {"watch", 2, NULL, 'w'},
-                                            {"dir", 1, NULL, 'd'},  {"help", 0, NULL, 'h'},       {0}};
+    static const struct option options[] = {{"json", 0, NULL, 'j'},  {"prometheus", 0, NULL, 'p'},
+                                            {"watch", 2, NULL, 'w'}, {"dir", 1, NULL, 'd'},
+                                            {"help", 0, NULL, 'h'},  {0}};
     const char *dir = NULL, *format = NULL;
     double every = 0;
     int c;

@@ -5,8 +5,7 @@
 #include "errors.h"
 
 typedef struct barrier {
-    PyObject_HEAD
-    moor_py_store *store;
+    PyObject_HEAD moor_py_store *store;
     PyObject *name; /* str */
     uint32_t size;
 } barrier;
@@ -27,7 +26,8 @@ static PyObject *barrier_arrive(PyObject *self, PyObject *args, PyObject *kwargs
     barrier *b = (barrier *)self;
     long long rank;
     double timeout = 60;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|d:arrive", names, &rank, &timeout) || moor_py_timeout(timeout) < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|d:arrive", names, &rank, &timeout) ||
+        moor_py_timeout(timeout) < 0)
         return NULL;
     if (rank < 0 || rank >= b->size)
         return moor_py_raise_text(MOOR_E_RANGE, "barrier %U: rank %lld of %u", b->name, rank, b->size);
@@ -36,12 +36,11 @@ static PyObject *barrier_arrive(PyObject *self, PyObject *args, PyObject *kwargs
         return NULL;
     moor_barrier_result out = MOOR_BARRIER_RESULT_INIT;
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = moor_py_api()->barrier_arrive(b->store->client, name, b->size, (uint32_t)rank, timeout, &out);
-    Py_END_ALLOW_THREADS
-    if (status)
-        return moor_py_raise(status);
-    return Py_BuildValue("{s:K,s:d}", "generation", (unsigned long long)out.generation, "waited", (double)out.waited_ns * 1e-9);
+    Py_BEGIN_ALLOW_THREADS status =
+        moor_py_api()->barrier_arrive(b->store->client, name, b->size, (uint32_t)rank, timeout, &out);
+    Py_END_ALLOW_THREADS if (status) return moor_py_raise(status);
+    return Py_BuildValue("{s:K,s:d}", "generation", (unsigned long long)out.generation, "waited",
+                         (double)out.waited_ns * 1e-9);
 }
 
 static PyObject *barrier_repr(PyObject *self)
@@ -69,7 +68,8 @@ PyObject *moor_py_store_barrier(PyObject *self, PyObject *args, PyObject *kwargs
 
 static PyMethodDef methods[] = {
     MOOR_PY_METHOD("arrive", barrier_arrive, METH_VARARGS | METH_KEYWORDS,
-                   "arrive(rank, timeout=60.0)\n--\n\nWaits until all ranks have arrived: {\"generation\", \"waited\" in seconds}. Timeout names "
+                   "arrive(rank, timeout=60.0)\n--\n\nWaits until all ranks have arrived: {\"generation\", \"waited\" "
+                   "in seconds}. Timeout names "
                    "those missing; Broken: another one gave up or died. Decided once for all of a generation."),
     {NULL, NULL, 0, NULL},
 };
@@ -81,6 +81,7 @@ int moor_py_add_barrier(PyObject *module)
                                   {Py_tp_methods, methods},
                                   {Py_tp_doc, "A named barrier of an instance. Made by Store.barrier()."},
                                   {0, NULL}};
-    static PyType_Spec spec = {"moor.Barrier", sizeof(barrier), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+    static PyType_Spec spec = {"moor.Barrier", sizeof(barrier), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
     return moor_py_add_type(module, &barrier_type, &spec);
 }

@@ -27,7 +27,10 @@ int moor_py_add_hold(PyObject *module);
 int moor_py_add_barrier(PyObject *module);
 
 /* A method's or function's line in a table. */
-#define MOOR_PY_METHOD(name, function, flags, doc) {name, (PyCFunction)(void (*)(void))(function), flags, doc}
+#define MOOR_PY_METHOD(name, function, flags, doc)                                                                     \
+    {                                                                                                                  \
+        name, (PyCFunction)(void (*)(void))(function), flags, doc                                                      \
+    }
 
 /* Makes a heap type from spec, unless *type has it already, and adds it to the module under its last name part. */
 int moor_py_add_type(PyObject *module, PyTypeObject **type, PyType_Spec *spec);

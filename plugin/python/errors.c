@@ -17,15 +17,18 @@ static const error_class classes[] = {
     {MOOR_E_NOMEM, "OutOfMemory", "MemoryError", "Ordinary memory ran out."},
     {MOOR_E_FULL, "Full", NULL, "The arena or a fixed table is full."},
     {MOOR_E_NOT_FOUND, "NotFound", "LookupError", "No such request, record, instance or session."},
-    {MOOR_E_AMBIGUOUS, "Ambiguous", "LookupError", "The id means several records. `ids`: their full ids, in index order."},
+    {MOOR_E_AMBIGUOUS, "Ambiguous", "LookupError",
+     "The id means several records. `ids`: their full ids, in index order."},
     {MOOR_E_TIMEOUT, "Timeout", "TimeoutError", "The deadline passed; the text says what was still missing."},
     {MOOR_E_STALE, "Stale", NULL, "The handle's record was freed."},
-    {MOOR_E_INCOMPLETE, "Incomplete", NULL, "Rows are missing and were not asked for. `missing`: the ranges [(start, stop), ...]."},
+    {MOOR_E_INCOMPLETE, "Incomplete", NULL,
+     "Rows are missing and were not asked for. `missing`: the ranges [(start, stop), ...]."},
     {MOOR_E_GONE, "Gone", "LookupError", "A released session or a retired store."},
     {MOOR_E_STATE, "StateError", NULL, "Not allowed in this state."},
     {MOOR_E_POISONED, "Poisoned", NULL, "The gate is poisoned; the text names the request and why."},
     {MOOR_E_BROKEN, "Broken", NULL, "The barrier's round was broken."},
-    {MOOR_E_CONFIG, "ConfigError", "ValueError", "Configuration error; the text names the key and the nearest known one."},
+    {MOOR_E_CONFIG, "ConfigError", "ValueError",
+     "Configuration error; the text names the key and the nearest known one."},
     {MOOR_E_EXISTS, "Exists", NULL, "A live server has this instance name."},
     {MOOR_E_ACCESS, "AccessError", "PermissionError", "Owner, mode or peer credentials are not ours."},
     {MOOR_E_VERSION, "VersionError", NULL, "Another version of a file, a wire format or a table."},
@@ -38,8 +41,8 @@ static const error_class classes[] = {
 };
 enum { N_CLASSES = sizeof(classes) / sizeof(classes[0]) };
 
-static PyObject *base_error;          /* moor.Error */
-static PyObject *errors[N_CLASSES];   /* by position in classes */
+static PyObject *base_error;        /* moor.Error */
+static PyObject *errors[N_CLASSES]; /* by position in classes */
 
 static PyObject *class_of(moor_status status)
 {
@@ -126,8 +129,8 @@ int moor_py_add_errors(PyObject *module)
 {
     if (!base_error) {
         PyObject *dict = Py_BuildValue("{s:i}", "status", 0);
-        base_error = dict ? PyErr_NewExceptionWithDoc("moor.Error", "Base of every error of Moor. `status`: the MOOR_E_* code.",
-                                                      NULL, dict)
+        base_error = dict ? PyErr_NewExceptionWithDoc(
+                                "moor.Error", "Base of every error of Moor. `status`: the MOOR_E_* code.", NULL, dict)
                           : NULL;
         Py_XDECREF(dict);
     }

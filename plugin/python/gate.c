@@ -5,8 +5,7 @@
 #include "errors.h"
 
 typedef struct gate {
-    PyObject_HEAD
-    moor_py_store *store;
+    PyObject_HEAD moor_py_store *store;
 } gate;
 
 static PyTypeObject *gate_type;
@@ -20,12 +19,13 @@ static void gate_dealloc(PyObject *self)
 static PyObject *status_dict(const moor_gate_status *s)
 {
     static const char *const states[] = {"open", "sealed", "drained"};
-    return Py_BuildValue("{s:s,s:O,s:s,s:K,s:s,s:K,s:K,s:d,s:K,s:K,s:K,s:K}", "state", s->state < 3 ? states[s->state] : "unknown", "poisoned",
-                         s->poisoned ? Py_True : Py_False, "poison_reason", s->poison_reason, "epoch", (unsigned long long)s->epoch,
-                         "label", s->label, "in_flight", (unsigned long long)s->in_flight, "waiting", (unsigned long long)s->waiting,
-                         "sealed_for", (double)s->sealed_for_ns * 1e-9, "seals", (unsigned long long)s->seals, "installs",
-                         (unsigned long long)s->installs, "reopens", (unsigned long long)s->reopens, "would_wait",
-                         (unsigned long long)s->would_wait);
+    return Py_BuildValue("{s:s,s:O,s:s,s:K,s:s,s:K,s:K,s:d,s:K,s:K,s:K,s:K}", "state",
+                         s->state < 3 ? states[s->state] : "unknown", "poisoned", s->poisoned ? Py_True : Py_False,
+                         "poison_reason", s->poison_reason, "epoch", (unsigned long long)s->epoch, "label", s->label,
+                         "in_flight", (unsigned long long)s->in_flight, "waiting", (unsigned long long)s->waiting,
+                         "sealed_for", (double)s->sealed_for_ns * 1e-9, "seals", (unsigned long long)s->seals,
+                         "installs", (unsigned long long)s->installs, "reopens", (unsigned long long)s->reopens,
+                         "would_wait", (unsigned long long)s->would_wait);
 }
 
 /* One verb of the gate. The wait is one call: cutting it would count several drains. */
@@ -36,10 +36,8 @@ static PyObject *verb(PyObject *self, const char *name, const char *label, doubl
     moor_client *client = ((gate *)self)->store->client;
     if (moor_py_timeout(timeout) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    status = moor_py_api()->client_gate(client, name, label, timeout, &out);
-    Py_END_ALLOW_THREADS
-    return status ? moor_py_raise(status) : status_dict(&out);
+    Py_BEGIN_ALLOW_THREADS status = moor_py_api()->client_gate(client, name, label, timeout, &out);
+    Py_END_ALLOW_THREADS return status ? moor_py_raise(status) : status_dict(&out);
 }
 
 static PyObject *timed(PyObject *self, PyObject *args, PyObject *kwargs, const char *name)
@@ -98,23 +96,32 @@ PyObject *moor_py_store_gate(PyObject *self, void *Py_UNUSED(closure))
 }
 
 static PyMethodDef methods[] = {
-    MOOR_PY_METHOD("seal", gate_seal, METH_VARARGS | METH_KEYWORDS, "seal(timeout=60.0)\n--\n\nNew requests wait from now on."),
-    MOOR_PY_METHOD("drain", gate_drain, METH_VARARGS | METH_KEYWORDS,
-                   "drain(timeout=60.0)\n--\n\nWaits until every admitted request is settled; Timeout names those that are not."),
-    MOOR_PY_METHOD("install", gate_install, METH_VARARGS | METH_KEYWORDS,
-                   "install(version=None)\n--\n\nMoves the weight epoch, with the caller's label of it. Only when drained."),
-    MOOR_PY_METHOD("reopen", gate_reopen, METH_VARARGS | METH_KEYWORDS, "reopen(timeout=60.0)\n--\n\nAdmits the requests that wait, and new ones."),
-    MOOR_PY_METHOD("acknowledge", gate_acknowledge, METH_NOARGS, "acknowledge()\n--\n\nClears a poisoned gate: whoever calls it has dealt with the cause."),
+    MOOR_PY_METHOD("seal", gate_seal, METH_VARARGS | METH_KEYWORDS,
+                   "seal(timeout=60.0)\n--\n\nNew requests wait from now on."),
+    MOOR_PY_METHOD(
+        "drain", gate_drain, METH_VARARGS | METH_KEYWORDS,
+        "drain(timeout=60.0)\n--\n\nWaits until every admitted request is settled; Timeout names those that are not."),
+    MOOR_PY_METHOD(
+        "install", gate_install, METH_VARARGS | METH_KEYWORDS,
+        "install(version=None)\n--\n\nMoves the weight epoch, with the caller's label of it. Only when drained."),
+    MOOR_PY_METHOD("reopen", gate_reopen, METH_VARARGS | METH_KEYWORDS,
+                   "reopen(timeout=60.0)\n--\n\nAdmits the requests that wait, and new ones."),
+    MOOR_PY_METHOD("acknowledge", gate_acknowledge, METH_NOARGS,
+                   "acknowledge()\n--\n\nClears a poisoned gate: whoever calls it has dealt with the cause."),
     MOOR_PY_METHOD("status", gate_status, METH_NOARGS,
-                   "status()\n--\n\nA dict: state, poisoned, poison_reason, epoch, label, in_flight, waiting, sealed_for, seals, installs, "
+                   "status()\n--\n\nA dict: state, poisoned, poison_reason, epoch, label, in_flight, waiting, "
+                   "sealed_for, seals, installs, "
                    "reopens, would_wait. Every other method returns the same, as it is after it."),
     {NULL, NULL, 0, NULL},
 };
 
 int moor_py_add_gate(PyObject *module)
 {
-    static PyType_Slot slots[] = {
-        {Py_tp_dealloc, gate_dealloc}, {Py_tp_methods, methods}, {Py_tp_doc, "The request gate of an instance. Store.gate."}, {0, NULL}};
-    static PyType_Spec spec = {"moor.Gate", sizeof(gate), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+    static PyType_Slot slots[] = {{Py_tp_dealloc, gate_dealloc},
+                                  {Py_tp_methods, methods},
+                                  {Py_tp_doc, "The request gate of an instance. Store.gate."},
+                                  {0, NULL}};
+    static PyType_Spec spec = {"moor.Gate", sizeof(gate), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                               slots};
     return moor_py_add_type(module, &gate_type, &spec);
 }

@@ -8,8 +8,7 @@
 #include "errors.h"
 
 typedef struct hold {
-    PyObject_HEAD
-    moor_hold *held; /* NULL after release */
+    PyObject_HEAD moor_hold *held; /* NULL after release */
     PyObject *device, *label;
 } hold;
 
@@ -21,8 +20,7 @@ static void let_go(hold *h)
     h->held = NULL;
     if (!held)
         return;
-    Py_BEGIN_ALLOW_THREADS
-    moor_py_api()->hold_release(held);
+    Py_BEGIN_ALLOW_THREADS moor_py_api()->hold_release(held);
     Py_END_ALLOW_THREADS
 }
 
@@ -44,7 +42,8 @@ static PyObject *hold_release(PyObject *self, PyObject *Py_UNUSED(args))
 static PyObject *hold_enter(PyObject *self, PyObject *Py_UNUSED(unused))
 {
     if (!((hold *)self)->held)
-        return moor_py_raise_text(MOOR_E_CLOSED, "the hold %U on %U was released", ((hold *)self)->label, ((hold *)self)->device);
+        return moor_py_raise_text(MOOR_E_CLOSED, "the hold %U on %U was released", ((hold *)self)->label,
+                                  ((hold *)self)->device);
     return Py_NewRef(self);
 }
 
@@ -71,10 +70,9 @@ static PyObject *take(const char *dir, PyObject *args, PyObject *kwargs)
     h->label = Py_NewRef(label);
     moor_hold *held = NULL;
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = moor_py_api()->hold_take(dir, device_text, label_text, (uint64_t)nbytes, &held);
-    Py_END_ALLOW_THREADS
-    if (status) {
+    Py_BEGIN_ALLOW_THREADS status = moor_py_api()->hold_take(dir, device_text, label_text, (uint64_t)nbytes, &held);
+    Py_END_ALLOW_THREADS if (status)
+    {
         Py_DECREF((PyObject *)h);
         return moor_py_raise(status);
     }
@@ -100,8 +98,9 @@ static PyMethodDef methods[] = {
 };
 
 static PyMethodDef functions[] = {
-    MOOR_PY_METHOD("hold", module_hold, METH_VARARGS | METH_KEYWORDS,
-                   "hold(device, label, nbytes=0)\n--\n\nStore.hold() without a Store: a trainer may start before any server."),
+    MOOR_PY_METHOD(
+        "hold", module_hold, METH_VARARGS | METH_KEYWORDS,
+        "hold(device, label, nbytes=0)\n--\n\nStore.hold() without a Store: a trainer may start before any server."),
     {NULL, NULL, 0, NULL},
 };
 
@@ -112,6 +111,7 @@ int moor_py_add_hold(PyObject *module)
                                   {Py_tp_methods, methods},
                                   {Py_tp_doc, "Memory held on a device. Made by Store.hold() or moor.hold()."},
                                   {0, NULL}};
-    static PyType_Spec spec = {"moor.Hold", sizeof(hold), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+    static PyType_Spec spec = {"moor.Hold", sizeof(hold), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                               slots};
     return moor_py_add_type(module, &hold_type, &spec) < 0 ? -1 : PyModule_AddFunctions(module, functions);
 }

@@ -16,7 +16,8 @@ static void data_dealloc(PyObject *self)
     moor_py_data *d = (moor_py_data *)self;
     if (d->record) {
         Py_BEGIN_ALLOW_THREADS /* may write to the store's socket */
-        moor_py_api()->record_release(d->record);
+        moor_py_api()
+            ->record_release(d->record);
         Py_END_ALLOW_THREADS
     }
     for (uint32_t i = 0; i < d->n_buffers; i++)
@@ -40,9 +41,15 @@ int moor_py_data_set(moor_py_data *data, const moor_record_info *info)
                            info->layers, info->top_k);
         return -1;
     }
-    data->rows = (moor_rows){.rows = info->rows, .missing_rows = info->missing_rows, .layers = info->layers,
-                             .model_layers = info->model_layers, .top_k = info->top_k, .num_experts = info->num_experts,
-                             .n_segments = info->n_segments, .dtype = dtype, .layer_ids = info->layer_ids,
+    data->rows = (moor_rows){.rows = info->rows,
+                             .missing_rows = info->missing_rows,
+                             .layers = info->layers,
+                             .model_layers = info->model_layers,
+                             .top_k = info->top_k,
+                             .num_experts = info->num_experts,
+                             .n_segments = info->n_segments,
+                             .dtype = dtype,
+                             .layer_ids = info->layer_ids,
                              .segments = info->segments};
     for (uint32_t l = 0; l < info->layers; l++)
         if (info->layer_ids[l] < 0 || (uint32_t)info->layer_ids[l] >= info->model_layers)
@@ -233,7 +240,9 @@ static PyObject *record_repr(PyObject *self)
     return PyUnicode_FromFormat("<moor.Record %U: %llu rows of %u layers x %u, %s, %llu missing%s>", r->request_id,
                                 (unsigned long long)r->rows.rows, r->rows.layers, r->rows.top_k, r->rows.dtype->name,
                                 (unsigned long long)r->rows.missing_rows,
-                                !r->data ? ", released" : r->data->record ? "" : ", a copy");
+                                !r->data          ? ", released"
+                                : r->data->record ? ""
+                                                  : ", a copy");
 }
 
 /* ---- attributes ---------------------------------------------------------------------------------------------------- */
@@ -243,7 +252,13 @@ typedef struct field {
     int kind;
     size_t offset;
 } field;
-#define FIELD(name, kind, member, doc) {name, record_field, NULL, doc, (void *)&(const field){kind, offsetof(moor_py_record, member)}}
+#define FIELD(name, kind, member, doc)                                                                                 \
+    {                                                                                                                  \
+        name, record_field, NULL, doc, (void *)&(const field)                                                          \
+        {                                                                                                              \
+            kind, offsetof(moor_py_record, member)                                                                     \
+        }                                                                                                              \
+    }
 
 static PyObject *record_field(PyObject *self, void *closure)
 {
@@ -288,7 +303,8 @@ static PyObject *record_released(PyObject *self, void *Py_UNUSED(closure))
 /* Why rows are missing, as a list of names. */
 static PyObject *record_reasons(PyObject *self, void *Py_UNUSED(closure))
 {
-    static const char *const names[] = {"arena_full", "layer_missing", "prefix_unknown", "short", "step_failed", "validation"};
+    static const char *const names[] = {"arena_full", "layer_missing", "prefix_unknown",
+                                        "short",      "step_failed",   "validation"};
     uint32_t bits = ((moor_py_record *)self)->reasons;
     PyObject *list = PyList_New(0);
     for (unsigned i = 0; list && i < sizeof(names) / sizeof(names[0]); i++) {
@@ -340,20 +356,24 @@ static PyGetSetDef record_getset[] = {
 };
 
 static PyMethodDef record_methods[] = {
-    MOOR_PY_METHOD("segments", moor_py_record_segments, METH_NOARGS,
-           "segments()\n--\n\nRead-only memoryviews [n, layers, top_k] of the present rows, in order, zero-copy."),
-    MOOR_PY_METHOD("array", moor_py_record_array, METH_VARARGS | METH_KEYWORDS,
-           "array(start=0, stop=None, layers='moe', dtype=None, allow_missing=False)\n--\n\n"
-           "Rows start...stop-1 as [rows, layers, top_k]: a numpy array when numpy can be imported, else a memoryview. "
-           "Read-only and zero-copy when they lie in one piece and are asked for as stored; else a copy. "
-           "layers='model' has a column for every layer of the model, 0 in dense ones. Missing rows raise "
-           "moor.Incomplete; with allow_missing they read as 0 and mask tells."),
-    MOOR_PY_METHOD("copy_into", moor_py_record_copy_into, METH_VARARGS | METH_KEYWORDS,
-           "copy_into(buffer, start=0, stop=None, layers='moe', dtype=None, allow_missing=False)\n--\n\n"
-           "Copies rows into a writable C-contiguous buffer of exactly their size; returns how many. dtype None: the "
-           "buffer's own (an array's), else as stored."),
+    MOOR_PY_METHOD(
+        "segments", moor_py_record_segments, METH_NOARGS,
+        "segments()\n--\n\nRead-only memoryviews [n, layers, top_k] of the present rows, in order, zero-copy."),
+    MOOR_PY_METHOD(
+        "array", moor_py_record_array, METH_VARARGS | METH_KEYWORDS,
+        "array(start=0, stop=None, layers='moe', dtype=None, allow_missing=False)\n--\n\n"
+        "Rows start...stop-1 as [rows, layers, top_k]: a numpy array when numpy can be imported, else a memoryview. "
+        "Read-only and zero-copy when they lie in one piece and are asked for as stored; else a copy. "
+        "layers='model' has a column for every layer of the model, 0 in dense ones. Missing rows raise "
+        "moor.Incomplete; with allow_missing they read as 0 and mask tells."),
+    MOOR_PY_METHOD(
+        "copy_into", moor_py_record_copy_into, METH_VARARGS | METH_KEYWORDS,
+        "copy_into(buffer, start=0, stop=None, layers='moe', dtype=None, allow_missing=False)\n--\n\n"
+        "Copies rows into a writable C-contiguous buffer of exactly their size; returns how many. dtype None: the "
+        "buffer's own (an array's), else as stored."),
     MOOR_PY_METHOD("release", record_release, METH_NOARGS,
-           "release()\n--\n\nLets go. The lease ends when the last view (segment, zero-copy array) is gone, too. Twice is once."),
+                   "release()\n--\n\nLets go. The lease ends when the last view (segment, zero-copy array) is gone, "
+                   "too. Twice is once."),
     MOOR_PY_METHOD("__enter__", record_enter, METH_NOARGS, NULL),
     MOOR_PY_METHOD("__exit__", record_exit, METH_VARARGS, NULL),
     MOOR_PY_METHOD("__reduce_ex__", moor_py_record_reduce, METH_O, NULL),
@@ -367,13 +387,16 @@ static PyMemberDef record_members[] = {
 
 static PyMethodDef functions[] = {
     MOOR_PY_METHOD("_rebuild", moor_py_rebuild, METH_VARARGS, "Unpickles a Record."),
-    MOOR_PY_METHOD("concat", moor_py_concat, METH_VARARGS | METH_KEYWORDS,
-           "concat(history, current)\n--\n\nThe rows of history, then those of current behind them, zero-copy. current "
-           "covers its request from row 0; its first rows lose against history's (first accepted wins). It may be short "
-           "of history by one row, by more raises moor.RangeError."),
-    MOOR_PY_METHOD("pad_rows", moor_py_pad_rows, METH_VARARGS | METH_KEYWORDS,
-           "pad_rows(n, layers, top_k, num_experts, start=0, dtype=None)\n--\n\n[n, layers, top_k] ids for padding tokens: distinct "
-           "within a token, and every expert of a layer used equally often, to within one. start: rows already padded."),
+    MOOR_PY_METHOD(
+        "concat", moor_py_concat, METH_VARARGS | METH_KEYWORDS,
+        "concat(history, current)\n--\n\nThe rows of history, then those of current behind them, zero-copy. current "
+        "covers its request from row 0; its first rows lose against history's (first accepted wins). It may be short "
+        "of history by one row, by more raises moor.RangeError."),
+    MOOR_PY_METHOD(
+        "pad_rows", moor_py_pad_rows, METH_VARARGS | METH_KEYWORDS,
+        "pad_rows(n, layers, top_k, num_experts, start=0, dtype=None)\n--\n\n[n, layers, top_k] ids for padding "
+        "tokens: distinct "
+        "within a token, and every expert of a layer used equally often, to within one. start: rows already padded."),
     {NULL, NULL, 0, NULL},
 };
 
@@ -383,11 +406,16 @@ int moor_py_add_record(PyObject *module)
     static PyType_Spec data_spec = {"moor._moor.Data", sizeof(moor_py_data), 0,
                                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, data_slots};
     static PyType_Slot slots[] = {
-        {Py_tp_dealloc, record_dealloc}, {Py_tp_repr, record_repr},       {Py_tp_getset, record_getset},
-        {Py_tp_methods, record_methods}, {Py_tp_members, record_members}, {Py_tp_doc, "The routed experts of one request. Made by Store.open()."},
+        {Py_tp_dealloc, record_dealloc},
+        {Py_tp_repr, record_repr},
+        {Py_tp_getset, record_getset},
+        {Py_tp_methods, record_methods},
+        {Py_tp_members, record_members},
+        {Py_tp_doc, "The routed experts of one request. Made by Store.open()."},
         {0, NULL},
     };
-    static PyType_Spec spec = {"moor.Record", sizeof(moor_py_record), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+    static PyType_Spec spec = {"moor.Record", sizeof(moor_py_record), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
     if (moor_py_add_type(module, &data_type, &data_spec) < 0 || moor_py_add_type(module, &record_type, &spec) < 0)
         return -1;
     return PyModule_AddFunctions(module, functions);

@@ -35,7 +35,8 @@ static int tables_new(moor_py_data *data, size_t segments, size_t layers, size_t
     data->memory = memory;
     out->segments = (moor_segment *)(void *)memory;
     out->versions = (moor_version_run *)(void *)(memory + segments * sizeof(moor_segment));
-    out->layer_ids = (int32_t *)(void *)(memory + segments * sizeof(moor_segment) + versions * sizeof(moor_version_run));
+    out->layer_ids =
+        (int32_t *)(void *)(memory + segments * sizeof(moor_segment) + versions * sizeof(moor_version_run));
     return 0;
 }
 
@@ -46,7 +47,8 @@ static PyObject *segment_list(const moor_rows *rows)
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list && i < rows->n_segments; i++) {
         const moor_segment *s = &rows->segments[i];
-        PyObject *item = Py_BuildValue("(KKi)", (unsigned long long)s->start, (unsigned long long)s->rows, s->present ? 1 : 0);
+        PyObject *item =
+            Py_BuildValue("(KKi)", (unsigned long long)s->start, (unsigned long long)s->rows, s->present ? 1 : 0);
         if (!item || PyList_Append(list, item) < 0)
             Py_CLEAR(list);
         Py_XDECREF(item);
@@ -84,10 +86,10 @@ static PyObject *pickle_state(const moor_py_record *r, const moor_py_data *data)
     PyObject *segments = segment_list(&data->rows);
     if (!segments)
         return NULL;
-    return Py_BuildValue("(iOOKKIIIIsOOOIIKN)", PICKLE_FORMAT, r->request_id, r->session_id, (unsigned long long)r->handle,
-                         (unsigned long long)r->rows.rows, r->owner, data->rows.model_layers, r->rows.top_k, r->rows.num_experts,
-                         r->rows.dtype->name, r->layer_ids, r->versions, r->labels, r->reasons, r->store_index,
-                         (unsigned long long)r->dropped, segments);
+    return Py_BuildValue("(iOOKKIIIIsOOOIIKN)", PICKLE_FORMAT, r->request_id, r->session_id,
+                         (unsigned long long)r->handle, (unsigned long long)r->rows.rows, r->owner,
+                         data->rows.model_layers, r->rows.top_k, r->rows.num_experts, r->rows.dtype->name, r->layer_ids,
+                         r->versions, r->labels, r->reasons, r->store_index, (unsigned long long)r->dropped, segments);
 }
 
 PyObject *moor_py_record_reduce(PyObject *self, PyObject *protocol)
@@ -159,7 +161,8 @@ static int read_versions(const state *s, tables *t)
 }
 
 /* Segments must cover rows 0…rows-1 in order, and each present one needs a buffer of exactly its size. */
-static int read_segments(const state *s, moor_py_data *data, PyObject *buffers, size_t row_bytes, tables *t, uint64_t *missing)
+static int read_segments(const state *s, moor_py_data *data, PyObject *buffers, size_t row_bytes, tables *t,
+                         uint64_t *missing)
 {
     uint64_t next = 0;
     Py_ssize_t given = PyTuple_Size(buffers);
@@ -194,13 +197,14 @@ static int parse_state(PyObject *tuple, state *s)
     PyObject *head = PyTuple_Size(tuple) > 0 ? PyTuple_GetItem(tuple, 0) : NULL;
     long format = head && PyLong_Check(head) ? PyLong_AsLong(head) : 0;
     if (format != PICKLE_FORMAT) {
-        moor_py_raise_text(MOOR_E_VERSION, "a moor.Record pickled in format %ld; this moor reads format %d", format, PICKLE_FORMAT);
+        moor_py_raise_text(MOOR_E_VERSION, "a moor.Record pickled in format %ld; this moor reads format %d", format,
+                           PICKLE_FORMAT);
         return -1;
     }
-    if (!PyArg_ParseTuple(tuple, "issKKIIIIsO!O!O!IIKO!", &s->format, &s->request_id, &s->session_id, &s->handle, &s->rows, &s->owner,
-                          &s->model_layers, &s->top_k, &s->num_experts, &s->dtype, &PyTuple_Type, &s->layer_ids, &PyList_Type,
-                          &s->versions, &PyList_Type, &s->labels, &s->reasons, &s->store_index, &s->dropped, &PyList_Type,
-                          &s->segments))
+    if (!PyArg_ParseTuple(tuple, "issKKIIIIsO!O!O!IIKO!", &s->format, &s->request_id, &s->session_id, &s->handle,
+                          &s->rows, &s->owner, &s->model_layers, &s->top_k, &s->num_experts, &s->dtype, &PyTuple_Type,
+                          &s->layer_ids, &PyList_Type, &s->versions, &PyList_Type, &s->labels, &s->reasons,
+                          &s->store_index, &s->dropped, &PyList_Type, &s->segments))
         return -1;
     if (PyList_Size(s->versions) != PyList_Size(s->labels))
         return bad_pickle("versions and labels differ in number");
@@ -227,11 +231,27 @@ static int rebuild(const state *s, PyObject *buffers, moor_py_data *data, moor_r
         read_segments(s, data, buffers, layers * s->top_k * dtype->size, &t, &missing) < 0)
         return -1;
     *info = (moor_record_info){
-        .size = sizeof(*info), .version = 1, .request_id = s->request_id, .session_id = s->session_id, .handle = s->handle,
-        .rows = s->rows, .missing_rows = missing, .owner = s->owner, .layers = (uint32_t)layers, .model_layers = s->model_layers,
-        .top_k = s->top_k, .num_experts = s->num_experts, .dtype = dtype->code, .layer_ids = t.layer_ids,
-        .n_segments = (uint32_t)segments, .n_versions = (uint32_t)versions, .reasons = s->reasons, .store_index = s->store_index,
-        .segments = t.segments, .versions = t.versions, .dropped_rows = s->dropped,
+        .size = sizeof(*info),
+        .version = 1,
+        .request_id = s->request_id,
+        .session_id = s->session_id,
+        .handle = s->handle,
+        .rows = s->rows,
+        .missing_rows = missing,
+        .owner = s->owner,
+        .layers = (uint32_t)layers,
+        .model_layers = s->model_layers,
+        .top_k = s->top_k,
+        .num_experts = s->num_experts,
+        .dtype = dtype->code,
+        .layer_ids = t.layer_ids,
+        .n_segments = (uint32_t)segments,
+        .n_versions = (uint32_t)versions,
+        .reasons = s->reasons,
+        .store_index = s->store_index,
+        .segments = t.segments,
+        .versions = t.versions,
+        .dropped_rows = s->dropped,
     };
     return 0;
 }
@@ -241,7 +261,8 @@ PyObject *moor_py_rebuild(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *tuple, *buffers;
     state s;
     moor_record_info info;
-    if (!PyArg_ParseTuple(args, "O!O!:_rebuild", &PyTuple_Type, &tuple, &PyTuple_Type, &buffers) || parse_state(tuple, &s) < 0)
+    if (!PyArg_ParseTuple(args, "O!O!:_rebuild", &PyTuple_Type, &tuple, &PyTuple_Type, &buffers) ||
+        parse_state(tuple, &s) < 0)
         return NULL;
     moor_py_data *data = moor_py_data_new();
     if (!data)
@@ -263,8 +284,9 @@ static int same_shape(const moor_py_record *h, const moor_py_record *c)
         return -1;
     if (same && a->top_k == b->top_k && a->num_experts == b->num_experts && a->dtype == b->dtype)
         return 0;
-    moor_py_raise_text(MOOR_E_INVALID, "records %U (%u layers, top-%u of %u) and %U (%u layers, top-%u of %u) are not of one model",
-                       h->request_id, a->layers, a->top_k, a->num_experts, c->request_id, b->layers, b->top_k, b->num_experts);
+    moor_py_raise_text(
+        MOOR_E_INVALID, "records %U (%u layers, top-%u of %u) and %U (%u layers, top-%u of %u) are not of one model",
+        h->request_id, a->layers, a->top_k, a->num_experts, c->request_id, b->layers, b->top_k, b->num_experts);
     return -1;
 }
 
@@ -329,11 +351,26 @@ static int join(moor_py_record *h, moor_py_record *c, moor_py_data *data, moor_r
     for (uint32_t i = 0; i < segments; i++)
         missing += t.segments[i].present ? 0 : t.segments[i].rows;
     *info = (moor_record_info){
-        .size = sizeof(*info), .version = 1, .rows = rows, .missing_rows = missing, .owner = c->owner, .layers = a->layers,
-        .model_layers = a->model_layers, .top_k = a->top_k, .num_experts = a->num_experts, .dtype = a->dtype->code,
-        .layer_ids = t.layer_ids, .n_segments = segments, .n_versions = n_versions, .reasons = h->reasons | c->reasons,
-        .store_index = c->store_index, .segments = t.segments, .versions = t.versions, .dropped_rows = h->dropped + c->dropped,
-        .request_id = PyUnicode_AsUTF8AndSize(c->request_id, NULL), .session_id = PyUnicode_AsUTF8AndSize(c->session_id, NULL),
+        .size = sizeof(*info),
+        .version = 1,
+        .rows = rows,
+        .missing_rows = missing,
+        .owner = c->owner,
+        .layers = a->layers,
+        .model_layers = a->model_layers,
+        .top_k = a->top_k,
+        .num_experts = a->num_experts,
+        .dtype = a->dtype->code,
+        .layer_ids = t.layer_ids,
+        .n_segments = segments,
+        .n_versions = n_versions,
+        .reasons = h->reasons | c->reasons,
+        .store_index = c->store_index,
+        .segments = t.segments,
+        .versions = t.versions,
+        .dropped_rows = h->dropped + c->dropped,
+        .request_id = PyUnicode_AsUTF8AndSize(c->request_id, NULL),
+        .session_id = PyUnicode_AsUTF8AndSize(c->session_id, NULL),
     };
     return info->request_id && info->session_id ? 0 : -1;
 }
@@ -344,13 +381,15 @@ PyObject *moor_py_concat(PyObject *Py_UNUSED(module), PyObject *args, PyObject *
     PyObject *first, *second;
     moor_py_record *h, *c;
     moor_record_info info;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:concat", names, &first, &second) || !(h = moor_py_record_check(first)) ||
-        !(c = moor_py_record_check(second)) || !moor_py_record_data(h) || !moor_py_record_data(c) || same_shape(h, c) < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:concat", names, &first, &second) ||
+        !(h = moor_py_record_check(first)) || !(c = moor_py_record_check(second)) || !moor_py_record_data(h) ||
+        !moor_py_record_data(c) || same_shape(h, c) < 0)
         return NULL;
     if (c->rows.rows + 1 < h->rows.rows)
-        return moor_py_raise_text(MOOR_E_RANGE, "record %U has %llu rows, its history %U has %llu: it may be short by one, not by %llu",
-                                  c->request_id, (unsigned long long)c->rows.rows, h->request_id, (unsigned long long)h->rows.rows,
-                                  (unsigned long long)(h->rows.rows - c->rows.rows));
+        return moor_py_raise_text(
+            MOOR_E_RANGE, "record %U has %llu rows, its history %U has %llu: it may be short by one, not by %llu",
+            c->request_id, (unsigned long long)c->rows.rows, h->request_id, (unsigned long long)h->rows.rows,
+            (unsigned long long)(h->rows.rows - c->rows.rows));
     moor_py_data *data = moor_py_data_new();
     if (!data)
         return NULL;
@@ -364,7 +403,8 @@ PyObject *moor_py_concat(PyObject *Py_UNUSED(module), PyObject *args, PyObject *
 
 /* ---- padding ----------------------------------------------------------------------------------------------------------- */
 
-static void fill_pad(void *dst, uint64_t n, uint32_t layers, uint32_t top_k, uint32_t experts, uint64_t start, const moor_dtype *dtype)
+static void fill_pad(void *dst, uint64_t n, uint32_t layers, uint32_t top_k, uint32_t experts, uint64_t start,
+                     const moor_dtype *dtype)
 {
     char *at = dst;
     for (uint64_t i = 0; i < n; i++)
@@ -383,17 +423,20 @@ PyObject *moor_py_pad_rows(PyObject *Py_UNUSED(module), PyObject *args, PyObject
     long long n, layers, top_k, experts, start = 0;
     PyObject *dtype_arg = NULL;
     void *dst;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLLL|LO:pad_rows", names, &n, &layers, &top_k, &experts, &start, &dtype_arg))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLLL|LO:pad_rows", names, &n, &layers, &top_k, &experts, &start,
+                                     &dtype_arg))
         return NULL;
     if (n < 0 || start < 0 || layers < 1 || layers > 65536 || top_k < 1 || experts > 65536 || top_k > experts ||
         n > PY_SSIZE_T_MAX / (layers * top_k * 8))
-        return moor_py_raise_text(MOOR_E_INVALID, "pad_rows: n=%lld, layers=%lld, top_k=%lld of num_experts=%lld, start=%lld", n, layers, top_k,
-                                  experts, start);
+        return moor_py_raise_text(MOOR_E_INVALID,
+                                  "pad_rows: n=%lld, layers=%lld, top_k=%lld of num_experts=%lld, start=%lld", n,
+                                  layers, top_k, experts, start);
     const moor_dtype *dtype = moor_py_dtype(dtype_arg, moor_dtype_of(experts <= 256 ? MOOR_DTYPE_U8 : MOOR_DTYPE_U16));
     if (!dtype)
         return NULL;
     if ((uint64_t)experts - 1 > dtype->max)
-        return moor_py_raise_text(MOOR_E_RANGE, "pad_rows: %s cannot hold the ids of %lld experts", dtype->name, experts);
+        return moor_py_raise_text(MOOR_E_RANGE, "pad_rows: %s cannot hold the ids of %lld experts", dtype->name,
+                                  experts);
     uint64_t shape[3] = {(uint64_t)n, (uint64_t)layers, (uint64_t)top_k};
     PyObject *array = moor_py_array_new(3, shape, dtype->name, dtype->format, dtype->size, &dst);
     if (array)

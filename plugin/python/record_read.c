@@ -35,8 +35,8 @@ static int set_layout(const moor_py_record *r, const moor_py_data *data, const c
         return -1;
     }
     if (out->model_layout && !data->rows.model_layers) {
-        moor_py_raise_text(MOOR_E_UNSUPPORTED, "record %U: its layers are not numbers of the model's %u layers", r->request_id,
-                           r->rows.model_layers);
+        moor_py_raise_text(MOOR_E_UNSUPPORTED, "record %U: its layers are not numbers of the model's %u layers",
+                           r->request_id, r->rows.model_layers);
         return -1;
     }
     return 0;
@@ -68,7 +68,9 @@ static int refuse_missing(const moor_py_record *r, const request *q)
         return 0;
     PyObject *missing = moor_py_missing(&q->data->rows, q->start, q->stop);
     if (missing) {
-        moor_py_raise_text(MOOR_E_INCOMPLETE, "record %U: rows %R (start, stop) are missing; allow_missing=True reads them as 0", r->request_id, missing);
+        moor_py_raise_text(MOOR_E_INCOMPLETE,
+                           "record %U: rows %R (start, stop) are missing; allow_missing=True reads them as 0",
+                           r->request_id, missing);
         moor_py_raised_with("missing", missing);
     }
     return -1;
@@ -82,16 +84,19 @@ static int parse(PyObject *self, PyObject *args, PyObject *kwargs, PyObject **bu
     PyObject *start = NULL, *stop = NULL, *dtype = NULL;
     const char *layers = "moe";
     int allow = 0;
-    int parsed = buffer ? PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOsOp:copy_into", with_buffer, buffer, &start, &stop, &layers, &dtype, &allow)
-                        : PyArg_ParseTupleAndKeywords(args, kwargs, "|OOsOp:array", with_buffer + 1, &start, &stop, &layers, &dtype, &allow);
+    int parsed = buffer ? PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOsOp:copy_into", with_buffer, buffer, &start,
+                                                      &stop, &layers, &dtype, &allow)
+                        : PyArg_ParseTupleAndKeywords(args, kwargs, "|OOsOp:array", with_buffer + 1, &start, &stop,
+                                                      &layers, &dtype, &allow);
     moor_py_data *data = parsed ? moor_py_record_data(r) : NULL;
     if (!data)
         return -1;
-    *out = (request){.data = data, .allow_missing = allow, .dtype = moor_py_dtype(dtype, buffer ? NULL : data->rows.dtype)};
+    *out = (request){
+        .data = data, .allow_missing = allow, .dtype = moor_py_dtype(dtype, buffer ? NULL : data->rows.dtype)};
     if (!out->dtype && PyErr_Occurred())
         return -1;
-    if ((out->dtype && fit_dtype(r, out->dtype) < 0) || set_layout(r, data, layers, out) < 0 || set_range(r, start, stop, out) < 0 ||
-        refuse_missing(r, out) < 0)
+    if ((out->dtype && fit_dtype(r, out->dtype) < 0) || set_layout(r, data, layers, out) < 0 ||
+        set_range(r, start, stop, out) < 0 || refuse_missing(r, out) < 0)
         return -1;
     Py_INCREF((PyObject *)data);
     return 0;
@@ -160,8 +165,8 @@ static const moor_dtype *buffer_dtype(const moor_py_record *r, const request *q,
     if (q->dtype && (bytes || own == q->dtype))
         return q->dtype;
     if (q->dtype || (!own && !bytes)) {
-        moor_py_raise_text(MOOR_E_INVALID, "record %U: a buffer of format \"%s\" cannot take %s", r->request_id, b->format,
-                           q->dtype ? q->dtype->name : "expert ids");
+        moor_py_raise_text(MOOR_E_INVALID, "record %U: a buffer of format \"%s\" cannot take %s", r->request_id,
+                           b->format, q->dtype ? q->dtype->name : "expert ids");
         return NULL;
     }
     return bytes ? r->rows.dtype : own;
@@ -172,12 +177,13 @@ static int fit_buffer(const moor_py_record *r, const request *q, const Py_buffer
     const moor_rows *rows = &q->data->rows;
     uint64_t n = q->stop - q->start, layers = q->model_layout ? rows->model_layers : rows->layers;
     uint64_t need = n * moor_rows_bytes(rows, q->model_layout, q->dtype);
-    bool shape = b->ndim != 3 || ((uint64_t)b->shape[0] == n && (uint64_t)b->shape[1] == layers && (uint64_t)b->shape[2] == rows->top_k);
+    bool shape = b->ndim != 3 || ((uint64_t)b->shape[0] == n && (uint64_t)b->shape[1] == layers &&
+                                  (uint64_t)b->shape[2] == rows->top_k);
     if (shape && (uint64_t)b->len == need)
         return 0;
-    moor_py_raise_text(MOOR_E_INVALID, "record %U: [%llu, %llu, %u] of %s are %llu bytes; the buffer has %zd bytes%s", r->request_id,
-                       (unsigned long long)n, (unsigned long long)layers, rows->top_k, q->dtype->name, (unsigned long long)need,
-                       b->len, shape ? "" : " and another shape");
+    moor_py_raise_text(MOOR_E_INVALID, "record %U: [%llu, %llu, %u] of %s are %llu bytes; the buffer has %zd bytes%s",
+                       r->request_id, (unsigned long long)n, (unsigned long long)layers, rows->top_k, q->dtype->name,
+                       (unsigned long long)need, b->len, shape ? "" : " and another shape");
     return -1;
 }
 

@@ -85,13 +85,13 @@ size_t moor_rows_bytes(const moor_rows *rows, bool model_layout, const moor_dtyp
     return (size_t)(model_layout ? rows->model_layers : rows->layers) * rows->top_k * dtype->size;
 }
 
-#define CONVERT(from, to)                                                                                                      \
-    static void convert_##from##_##to(const void *src, void *dst, size_t n)                                                    \
-    {                                                                                                                          \
-        const from *s = src;                                                                                                   \
-        to *d = dst;                                                                                                           \
-        for (size_t i = 0; i < n; i++)                                                                                         \
-            d[i] = (to)s[i];                                                                                                   \
+#define CONVERT(from, to)                                                                                              \
+    static void convert_##from##_##to(const void *src, void *dst, size_t n)                                            \
+    {                                                                                                                  \
+        const from *s = src;                                                                                           \
+        to *d = dst;                                                                                                   \
+        for (size_t i = 0; i < n; i++)                                                                                 \
+            d[i] = (to)s[i];                                                                                           \
     }
 CONVERT(uint8_t, uint8_t)
 CONVERT(uint8_t, uint16_t)
@@ -112,10 +112,13 @@ static convert_fn *convert_for(uint32_t from_size, uint32_t to_size)
                : to_size == 2 ? convert_uint8_t_uint16_t
                : to_size == 4 ? convert_uint8_t_uint32_t
                               : convert_uint8_t_uint64_t;
-    return to_size == 2 ? convert_uint16_t_uint16_t : to_size == 4 ? convert_uint16_t_uint32_t : convert_uint16_t_uint64_t;
+    return to_size == 2   ? convert_uint16_t_uint16_t
+           : to_size == 4 ? convert_uint16_t_uint32_t
+                          : convert_uint16_t_uint64_t;
 }
 
-static void copy_segment(const moor_rows *rows, const char *src, uint64_t n, bool model_layout, const moor_dtype *dtype, char *dst)
+static void copy_segment(const moor_rows *rows, const char *src, uint64_t n, bool model_layout, const moor_dtype *dtype,
+                         char *dst)
 {
     convert_fn *convert = convert_for(rows->dtype->size, dtype->size);
     size_t ids = (size_t)rows->layers * rows->top_k;
@@ -134,7 +137,8 @@ static void copy_segment(const moor_rows *rows, const char *src, uint64_t n, boo
             convert(src, dst + (size_t)rows->layer_ids[l] * out, rows->top_k);
 }
 
-void moor_rows_copy(const moor_rows *rows, uint64_t start, uint64_t stop, bool model_layout, const moor_dtype *dtype, void *dst)
+void moor_rows_copy(const moor_rows *rows, uint64_t start, uint64_t stop, bool model_layout, const moor_dtype *dtype,
+                    void *dst)
 {
     size_t row_in = moor_rows_bytes(rows, false, rows->dtype), row_out = moor_rows_bytes(rows, model_layout, dtype);
     for (uint32_t i = 0; i < rows->n_segments; i++) {

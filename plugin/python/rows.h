@@ -44,7 +44,8 @@ size_t moor_rows_bytes(const moor_rows *rows, bool model_layout, const moor_dtyp
 /* Copies rows [start, stop) to dst: [stop-start][layers or model_layers][top_k] of dtype. Missing rows and the columns of
  * dense layers are 0: callers have told the two apart before (moor_rows_incomplete, moor_rows_mask). The caller has checked
  * that start ≤ stop ≤ rows and that dtype holds num_experts - 1. */
-void moor_rows_copy(const moor_rows *rows, uint64_t start, uint64_t stop, bool model_layout, const moor_dtype *dtype, void *dst);
+void moor_rows_copy(const moor_rows *rows, uint64_t start, uint64_t stop, bool model_layout, const moor_dtype *dtype,
+                    void *dst);
 /* mask[i] = 1 when row start + i is present. */
 void moor_rows_mask(const moor_rows *rows, uint64_t start, uint64_t stop, uint8_t *mask);
 

@@ -19,8 +19,7 @@ static void store_dealloc(PyObject *self)
     if (s->weakrefs)
         PyObject_ClearWeakRefs(self);
     if (s->client) {
-        Py_BEGIN_ALLOW_THREADS
-        moor_py_api()->detach(s->client);
+        Py_BEGIN_ALLOW_THREADS moor_py_api()->detach(s->client);
         Py_END_ALLOW_THREADS
     }
     free(s->dir);
@@ -40,10 +39,8 @@ static bool attempt_until(attempt_fn *attempt, void *what, double deadline, moor
     for (;;) {
         double left = deadline - moor_py_now();
         double now = left < 0 ? 0 : left < slice_s ? left : slice_s;
-        Py_BEGIN_ALLOW_THREADS
-        *status = attempt(what, now);
-        Py_END_ALLOW_THREADS
-        bool wait_more = *status && (*status == MOOR_E_TIMEOUT || *status == again);
+        Py_BEGIN_ALLOW_THREADS *status = attempt(what, now);
+        Py_END_ALLOW_THREADS bool wait_more = *status && (*status == MOOR_E_TIMEOUT || *status == again);
         if (!wait_more || left <= slice_s)
             return true;
         if (PyErr_CheckSignals() < 0)
@@ -114,10 +111,8 @@ static PyObject *full_ids(const opening *asked)
 {
     opening o = *asked;
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = try_open_all(&o, 0);
-    Py_END_ALLOW_THREADS
-    PyObject *list = PyList_New(0);
+    Py_BEGIN_ALLOW_THREADS status = try_open_all(&o, 0);
+    Py_END_ALLOW_THREADS PyObject *list = PyList_New(0);
     if (status || !list)
         return list;
     for (uint32_t i = 0; i < o.n; i++) {
@@ -155,7 +150,8 @@ static PyObject *store_open(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *id;
     double timeout = 0;
     opening o = {.client = ((moor_py_store *)self)->client};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|d:open", names, &id, &timeout) || set_id(id, &o) < 0 || moor_py_timeout(timeout) < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|d:open", names, &id, &timeout) || set_id(id, &o) < 0 ||
+        moor_py_timeout(timeout) < 0)
         return NULL;
     moor_status status;
     if (!attempt_until(try_open, &o, moor_py_now() + timeout, MOOR_E_NOT_FOUND, &status))
@@ -182,7 +178,8 @@ static PyObject *store_open_many(PyObject *self, PyObject *args, PyObject *kwarg
     static char *names[] = {"request_ids", "timeout", NULL};
     PyObject *ids;
     double timeout = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|d:open_many", names, &ids, &timeout) || moor_py_timeout(timeout) < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|d:open_many", names, &ids, &timeout) ||
+        moor_py_timeout(timeout) < 0)
         return NULL;
     double deadline = moor_py_now() + timeout; /* one for all */
     PyObject *list = PyList_New(0);
@@ -211,7 +208,8 @@ static PyObject *store_open_async(PyObject *self, PyObject *args, PyObject *kwar
     static char *names[] = {"request_id", "timeout", NULL};
     PyObject *id;
     double timeout = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|d:open_async", names, &id, &timeout) || moor_py_timeout(timeout) < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|d:open_async", names, &id, &timeout) ||
+        moor_py_timeout(timeout) < 0)
         return NULL;
     PyObject *module = PyImport_ImportModule("moor._async");
     PyObject *result = module ? PyObject_CallMethod(module, "open_async", "OOd", self, id, timeout) : NULL;
@@ -235,11 +233,8 @@ static PyObject *store_claim(PyObject *Py_UNUSED(self), PyObject *args, PyObject
     moor_py_data *data = r->data;
     Py_INCREF((PyObject *)data); /* another thread may release the record meanwhile */
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = moor_py_api()->record_claim(lease, (uint32_t)owner);
-    Py_END_ALLOW_THREADS
-    if (!status)
-        r->owner = (uint32_t)owner;
+    Py_BEGIN_ALLOW_THREADS status = moor_py_api()->record_claim(lease, (uint32_t)owner);
+    Py_END_ALLOW_THREADS if (!status) r->owner = (uint32_t)owner;
     Py_DECREF((PyObject *)data);
     if (status)
         return moor_py_raise(status);
@@ -255,10 +250,8 @@ static PyObject *record_event(PyObject *object, uint32_t event)
     moor_py_data *data = r->data;
     Py_INCREF((PyObject *)data);
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = moor_py_api()->record_event(lease, event);
-    Py_END_ALLOW_THREADS
-    Py_DECREF((PyObject *)data);
+    Py_BEGIN_ALLOW_THREADS status = moor_py_api()->record_event(lease, event);
+    Py_END_ALLOW_THREADS Py_DECREF((PyObject *)data);
     if (status)
         return moor_py_raise(status);
     Py_RETURN_NONE;
@@ -285,11 +278,8 @@ static PyObject *store_truncate(PyObject *self, PyObject *args, PyObject *kwargs
     if (rows < 0)
         return moor_py_raise_text(MOOR_E_INVALID, "truncate(%R, rows=%lld)", id, rows);
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = moor_py_api()->client_truncate(o.client, o.id, o.id_len, (uint64_t)rows);
-    Py_END_ALLOW_THREADS
-    if (status)
-        return moor_py_raise(status);
+    Py_BEGIN_ALLOW_THREADS status = moor_py_api()->client_truncate(o.client, o.id, o.id_len, (uint64_t)rows);
+    Py_END_ALLOW_THREADS if (status) return moor_py_raise(status);
     Py_RETURN_NONE;
 }
 
@@ -300,11 +290,8 @@ static PyObject *store_stats(PyObject *self, PyObject *Py_UNUSED(unused))
     char *text = NULL;
     size_t len = 0;
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = moor_py_api()->client_stats(((moor_py_store *)self)->client, &text, &len);
-    Py_END_ALLOW_THREADS
-    if (status)
-        return moor_py_raise(status);
+    Py_BEGIN_ALLOW_THREADS status = moor_py_api()->client_stats(((moor_py_store *)self)->client, &text, &len);
+    Py_END_ALLOW_THREADS if (status) return moor_py_raise(status);
     PyObject *json = PyImport_ImportModule("json");
     PyObject *result = json ? PyObject_CallMethod(json, "loads", "s#", text, (Py_ssize_t)len) : NULL;
     Py_XDECREF(json);
@@ -319,7 +306,8 @@ static PyObject *store_instance(PyObject *self, void *Py_UNUSED(closure))
 
 static PyObject *store_repr(PyObject *self)
 {
-    return PyUnicode_FromFormat("<moor.Store of instance %s>", moor_py_api()->client_instance(((moor_py_store *)self)->client));
+    return PyUnicode_FromFormat("<moor.Store of instance %s>",
+                                moor_py_api()->client_instance(((moor_py_store *)self)->client));
 }
 
 /* ---- functions --------------------------------------------------------------------------------------------------------- */
@@ -341,7 +329,8 @@ static PyObject *attach(PyObject *Py_UNUSED(module), PyObject *args, PyObject *k
     attaching a = {NULL, NULL, NULL};
     double timeout = 5.0;
     moor_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zdz:attach", names, &a.instance, &timeout, &a.dir) || moor_py_timeout(timeout) < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zdz:attach", names, &a.instance, &timeout, &a.dir) ||
+        moor_py_timeout(timeout) < 0)
         return NULL;
     moor_py_store *s = moor_py_new(store_type);
     if (!s)
@@ -377,7 +366,8 @@ static PyObject *resolve(PyObject *Py_UNUSED(module), PyObject *args, PyObject *
     Py_ssize_t len;
     double timeout = 5.0;
     moor_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#|d:resolve", names, &r.ref, &len, &timeout) || moor_py_timeout(timeout) < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#|d:resolve", names, &r.ref, &len, &timeout) ||
+        moor_py_timeout(timeout) < 0)
         return NULL;
     r.len = (size_t)len;
     if (!attempt_until(try_resolve, &r, moor_py_now() + timeout, MOOR_OK, &status))
@@ -394,11 +384,8 @@ static PyObject *status_text(PyObject *Py_UNUSED(module), PyObject *args, PyObje
     moor_status status;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zzs:status_text", names, &instance, &dir, &format))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    status = moor_py_api()->status_text(instance, dir, format, &text, &len);
-    Py_END_ALLOW_THREADS
-    if (status)
-        return moor_py_raise(status);
+    Py_BEGIN_ALLOW_THREADS status = moor_py_api()->status_text(instance, dir, format, &text, &len);
+    Py_END_ALLOW_THREADS if (status) return moor_py_raise(status);
     PyObject *result = PyUnicode_DecodeUTF8(text, (Py_ssize_t)len, "replace");
     moor_py_api()->text_free(text);
     return result;
@@ -406,21 +393,29 @@ static PyObject *status_text(PyObject *Py_UNUSED(module), PyObject *args, PyObje
 
 static PyMethodDef store_methods[] = {
     MOOR_PY_METHOD("open", store_open, METH_VARARGS | METH_KEYWORDS,
-                   "open(request_id, timeout=0.0)\n--\n\nThe record that the id means (the engine core's, the external or the HTTP id), leased. "
+                   "open(request_id, timeout=0.0)\n--\n\nThe record that the id means (the engine core's, the external "
+                   "or the HTTP id), leased. "
                    "Waits up to timeout for it to be known and sealed. Raises NotFound, Ambiguous, Timeout."),
     MOOR_PY_METHOD("open_many", store_open_many, METH_VARARGS | METH_KEYWORDS,
-                   "open_many(request_ids, timeout=0.0)\n--\n\nAll records of one id, or of each of several, in order; an HTTP id of n > 1 gives n. "
+                   "open_many(request_ids, timeout=0.0)\n--\n\nAll records of one id, or of each of several, in order; "
+                   "an HTTP id of n > 1 gives n. "
                    "One deadline for all; all or none."),
     MOOR_PY_METHOD("open_async", store_open_async, METH_VARARGS | METH_KEYWORDS,
                    "open_async(request_id, timeout=0.0)\n--\n\nawait it: open() that never blocks the event loop."),
-    MOOR_PY_METHOD("claim", store_claim, METH_VARARGS | METH_KEYWORDS,
-                   "claim(record, owner)\n--\n\nMakes owner (\"rollout\", \"trace_store\", \"none\") the record's owner."),
-    MOOR_PY_METHOD("reset", store_reset, METH_O, "reset(record, /)\n--\n\nThe request is retried: frees the record unless a session owns it."),
-    MOOR_PY_METHOD("discard", store_discard, METH_O, "discard(record, /)\n--\n\nThe request is given up: frees the record, a session's with its session."),
-    MOOR_PY_METHOD("truncate", store_truncate, METH_VARARGS | METH_KEYWORDS,
-                   "truncate(request_id, rows)\n--\n\nCuts the record to its first rows. Records already open keep theirs."),
+    MOOR_PY_METHOD(
+        "claim", store_claim, METH_VARARGS | METH_KEYWORDS,
+        "claim(record, owner)\n--\n\nMakes owner (\"rollout\", \"trace_store\", \"none\") the record's owner."),
+    MOOR_PY_METHOD("reset", store_reset, METH_O,
+                   "reset(record, /)\n--\n\nThe request is retried: frees the record unless a session owns it."),
+    MOOR_PY_METHOD(
+        "discard", store_discard, METH_O,
+        "discard(record, /)\n--\n\nThe request is given up: frees the record, a session's with its session."),
+    MOOR_PY_METHOD(
+        "truncate", store_truncate, METH_VARARGS | METH_KEYWORDS,
+        "truncate(request_id, rows)\n--\n\nCuts the record to its first rows. Records already open keep theirs."),
     MOOR_PY_METHOD("hold", moor_py_store_hold, METH_VARARGS | METH_KEYWORDS,
-                   "hold(device, label, nbytes=0)\n--\n\nSays that this process holds memory on device (a GPU's UUID, or \"cpu:0\"): engines on it "
+                   "hold(device, label, nbytes=0)\n--\n\nSays that this process holds memory on device (a GPU's UUID, "
+                   "or \"cpu:0\"): engines on it "
                    "resume their KV cache only after release(), the end of the with block, or of this process."),
     MOOR_PY_METHOD("barrier", moor_py_store_barrier, METH_VARARGS | METH_KEYWORDS,
                    "barrier(name, size)\n--\n\nA named meeting of size ranks; see Barrier.arrive()."),
@@ -441,22 +436,30 @@ static PyMemberDef store_members[] = {
 
 static PyMethodDef functions[] = {
     MOOR_PY_METHOD("attach", attach, METH_VARARGS | METH_KEYWORDS,
-                   "attach(instance=None, timeout=5.0, dir=None)\n--\n\nThe Store of a server on this host. instance None: $MOOR_INSTANCE, "
+                   "attach(instance=None, timeout=5.0, dir=None)\n--\n\nThe Store of a server on this host. instance "
+                   "None: $MOOR_INSTANCE, "
                    "else \"default\". Waits up to timeout for the server to be there."),
     MOOR_PY_METHOD("resolve", resolve, METH_VARARGS | METH_KEYWORDS,
-                   "resolve(ref, timeout=5.0)\n--\n\nOpens the record that a string from an engine's response (deliver: ref) names, on this host."),
+                   "resolve(ref, timeout=5.0)\n--\n\nOpens the record that a string from an engine's response "
+                   "(deliver: ref) names, on this host."),
     MOOR_PY_METHOD("status_text", status_text, METH_VARARGS | METH_KEYWORDS,
-                   "status_text(instance=None, dir=None, format='human')\n--\n\nWhat `moor status` prints: \"human\", \"json\" or \"prometheus\"."),
+                   "status_text(instance=None, dir=None, format='human')\n--\n\nWhat `moor status` prints: \"human\", "
+                   "\"json\" or \"prometheus\"."),
     {NULL, NULL, 0, NULL},
 };
 
 int moor_py_add_store(PyObject *module)
 {
     static PyType_Slot slots[] = {
-        {Py_tp_dealloc, store_dealloc}, {Py_tp_repr, store_repr},       {Py_tp_methods, store_methods},
-        {Py_tp_getset, store_getset},   {Py_tp_members, store_members}, {Py_tp_doc, "The record store of one server. Made by moor.attach()."},
+        {Py_tp_dealloc, store_dealloc},
+        {Py_tp_repr, store_repr},
+        {Py_tp_methods, store_methods},
+        {Py_tp_getset, store_getset},
+        {Py_tp_members, store_members},
+        {Py_tp_doc, "The record store of one server. Made by moor.attach()."},
         {0, NULL},
     };
-    static PyType_Spec spec = {"moor.Store", sizeof(moor_py_store), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+    static PyType_Spec spec = {"moor.Store", sizeof(moor_py_store), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
     return moor_py_add_type(module, &store_type, &spec) < 0 ? -1 : PyModule_AddFunctions(module, functions);
 }

@@ -7,8 +7,7 @@
 #include <string.h>
 
 typedef struct view {
-    PyObject_HEAD
-    PyObject *owner; /* NULL: `data` is ours, from malloc */
+    PyObject_HEAD PyObject *owner; /* NULL: `data` is ours, from malloc */
     void *data;
     const char *format; /* a literal */
     int ndim, readonly;
@@ -37,7 +36,12 @@ static int view_getbuffer(PyObject *self, Py_buffer *out, int flags)
         return -1;
     }
     *out = (Py_buffer){
-        .buf = v->data, .obj = Py_NewRef(self), .len = v->nbytes, .itemsize = v->itemsize, .readonly = v->readonly, .ndim = v->ndim,
+        .buf = v->data,
+        .obj = Py_NewRef(self),
+        .len = v->nbytes,
+        .itemsize = v->itemsize,
+        .readonly = v->readonly,
+        .ndim = v->ndim,
         .format = (flags & PyBUF_FORMAT) ? (char *)v->format : NULL,
         .shape = (flags & PyBUF_ND) ? v->shape : NULL,
         .strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES ? v->strides : NULL,
@@ -62,7 +66,8 @@ static view *view_new(int ndim, const uint64_t *shape, const char *format, size_
     return v;
 }
 
-PyObject *moor_py_view(PyObject *owner, const void *data, uint64_t rows, uint32_t layers, uint32_t top_k, const moor_dtype *dtype)
+PyObject *moor_py_view(PyObject *owner, const void *data, uint64_t rows, uint32_t layers, uint32_t top_k,
+                       const moor_dtype *dtype)
 {
     static const char nothing[8];
     view *v = view_new(3, (const uint64_t[]){rows, layers, top_k}, dtype->format, dtype->size);
@@ -120,7 +125,8 @@ static PyObject *numpy_new(PyObject *np, int ndim, const uint64_t *shape, const 
     return array;
 }
 
-PyObject *moor_py_array_new(int ndim, const uint64_t *shape, const char *dtype_name, const char *format, size_t itemsize, void **data)
+PyObject *moor_py_array_new(int ndim, const uint64_t *shape, const char *dtype_name, const char *format,
+                            size_t itemsize, void **data)
 {
     PyObject *np = import_numpy();
     if (np)
@@ -179,6 +185,7 @@ int moor_py_add_view(PyObject *module)
         {Py_bf_getbuffer, view_getbuffer},
         {0, NULL},
     };
-    static PyType_Spec spec = {"moor._moor.View", sizeof(view), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+    static PyType_Spec spec = {"moor._moor.View", sizeof(view), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
     return moor_py_add_type(module, &view_type, &spec);
 }

@@ -29,7 +29,8 @@ static moor_status cmd_open(char *line)
 {
     unsigned index, layers, model_layers, top_k, experts;
     unsigned long long arena;
-    if (sscanf(line, "%u %u %u %u %u %llu", &index, &layers, &model_layers, &top_k, &experts, &arena) != 6 || layers > 64)
+    if (sscanf(line, "%u %u %u %u %u %llu", &index, &layers, &model_layers, &top_k, &experts, &arena) != 6 ||
+        layers > 64)
         return MOOR_E_INVALID;
     for (unsigned l = 0; l < layers; l++)
         layer_ids[l] = (int32_t)(l + 1 < layers ? l + 1 : model_layers - 1);
