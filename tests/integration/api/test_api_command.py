@@ -16,10 +16,13 @@ from api_lib import BUILD, LAYER_IDS, LAYERS, TOP_K, ApiTest, ids
 
 MOOR = os.path.join(BUILD, "bin/moor")
 LIBRARY = os.path.join(BUILD, "python/moor/libmoor.so.1")
+SANITIZER = os.environ.get("MOOR_SAN_PRELOAD", "")  # its runtime must come first in every LD_PRELOAD
+BEFORE = SANITIZER + ":" if SANITIZER else ""
 
 
 def moor(*args, env=None, program=MOOR):
     full = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "MOOR_CONFIG", "MOOR_INSTANCE", "MOOR_DIR", "MOOR_PYTHON", "VIRTUAL_ENV")}
+    full.update({"LD_PRELOAD": SANITIZER} if SANITIZER else {})
     full.update(env or {})
     return subprocess.run([program, *map(str, args)], env=full, capture_output=True, timeout=60)
 
@@ -49,8 +52,8 @@ class Run(unittest.TestCase):
         return out.stdout.decode()
 
     def test_appends_once(self):
-        libm = "libm.so.6"
-        self.assertEqual(self.preload(), os.path.realpath(LIBRARY))
+        libm = BEFORE + "libm.so.6"
+        self.assertEqual(self.preload(), BEFORE + os.path.realpath(LIBRARY))
         both = self.preload(LD_PRELOAD=libm)
         self.assertEqual(both, f"{libm}:{os.path.realpath(LIBRARY)}")
         self.assertEqual(self.preload(LD_PRELOAD=both), both)
@@ -94,7 +97,7 @@ class Run(unittest.TestCase):
                 self.assertIn(os.path.realpath(folder).encode(), out.stderr)
                 link = os.path.join(base, "link")
                 out = moor("run", "--", "sh", "-c", 'printf %s "$LD_PRELOAD"', env={"LD_LIBRARY_PATH": link})
-                self.assertEqual((out.returncode, out.stdout.decode()), (0, f"{link}/libmoor.so.1"))
+                self.assertEqual((out.returncode, out.stdout.decode()), (0, f"{BEFORE}{link}/libmoor.so.1"))
 
 
 class Check(unittest.TestCase):

@@ -3,6 +3,7 @@
 import array
 import copy
 import gc
+import os
 import pickle
 import subprocess
 import sys
@@ -218,7 +219,6 @@ class Pickle(ApiTest):
         self.assertEqual(out.stdout.decode().strip(), f"[(10, 12)] {want}")
 
     def clean_env(self):
-        import os
         return {k: v for k, v in os.environ.items() if not k.startswith("MOOR_")}
 
     def test_a_copy_holds_no_lease(self):
@@ -281,6 +281,55 @@ class Concat(ApiTest):
         self.assertEqual(c.versions, [(0, epoch), (10, 0), (12, epoch + 1)])  # nothing produced rows 10 and 11
         self.assertEqual(c.version_labels[2], "two")
         self.assertEqual(pickle.loads(pickle.dumps(c)).missing, c.missing)
+
+
+class Leaks(ApiTest):
+    def test_nothing_stays_behind(self):
+        """Every path that makes or refuses something, hundreds of times: no object and no memory is left."""
+        self.server.record("a", 50, missing=(20, 30))
+        self.server.record("b", 60)
+        for i in range(2):
+            self.server.record(f"x-{i}", 3, aliases=[("x", i)])
+        a, b, copied = self.store.open("a", 5), self.store.open("b", 5), pickle.loads(pickle.dumps(self.store.open("b", 5)))
+
+        def use():
+            with self.store.open("a") as r:
+                r.segments(), r.mask, r.missing, r.versions, r.layer_ids, r.ref, r.reasons, repr(r)
+                r.array(0, 20), r.array(0, 20, "model", "int64"), r.array(allow_missing=True), r.copy_into(bytearray(120), 0, 20)
+                pickle.loads(pickle.dumps(r, 5)), pickle.loads(pickle.dumps(r, 4))
+                moor.concat(r, b).array(30)
+            self.store.open_many(["x", "b"])
+            moor.pad_rows(3, 2, 2, 8), self.store.gate.status()
+
+        def refuse():
+            for call in (lambda: a.array(), lambda: a.array(0, 99), lambda: a.array(dtype="float"), lambda: a.array(layers="x"), lambda: self.store.open("x"),
+                         lambda: self.store.open("nobody"), lambda: a.copy_into(bytearray(7), 0, 20), lambda: moor.concat(b, a), lambda: moor.pad_rows(1, 1, 9, 3),
+                         lambda: self.store.claim(copied, "none"), lambda: self.store.claim(a, "me"), lambda: moor.resolve("moor1:x"),
+                         lambda: self.store.gate.install("v"), lambda: self.store.barrier("b", 1).arrive(1)):
+                with self.assertRaises(moor.Error):
+                    call()
+
+        def rounds(n):
+            for i in range(n):
+                use()
+                refuse()
+                if i % 10 == 0:  # milliseconds each
+                    self.store.stats(), self.store.hold("cpu:0", "t").release()
+            gc.collect()
+            return sys.getallocatedblocks(), resident()
+
+        rounds(100)
+        blocks, memory = rounds(100)
+        for _ in range(3):
+            more, grown = rounds(100)
+        self.assertLess(more - blocks, 300)
+        if not os.environ.get("MOOR_SANITIZE"):  # which keeps freed memory
+            self.assertLess(grown - memory, 512 << 10)
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class PadRows(unittest.TestCase):
