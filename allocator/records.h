@@ -2,7 +2,7 @@
 /*
  * records.h — inside the record store: its state, and the life of a record from creation to reclaim.
  *
- * Private to allocator/: store.c, step.c, seal.c, view.c and fill.c share it. Everything here is called with the store's lock
+ * Private to allocator/: the parts of the store share it. Everything here is called with the store's lock
  * held (moor_records_lock) unless it says otherwise. moor_records_unlock also does what must not happen under the lock: gives dead
  * row memory back, delivers sealed events, wakes who waits.
  */
