@@ -31,7 +31,12 @@ typedef struct arena_whole {
     arena_hooks hooks;
 } arena_whole;
 
-enum { ROW_ALIGNMENT = 64 };
+enum {
+    ROW_ALIGNMENT = 64,
+    /* jemalloc's smallest large class. Smaller ones lie in slabs, cannot grow in place, and their pages are not joined with their
+     * neighbours' when freed. */
+    LEAST_BYTES = 16 << 10
+};
 
 static moor_region *region_of(extent_hooks_t *hooks)
 {
@@ -135,7 +140,14 @@ void moor_arena_destroy(moor_arena *arena)
 
 void *moor_arena_alloc(moor_arena *arena, size_t size)
 {
+    if (size < LEAST_BYTES)
+        size = LEAST_BYTES;
     void *memory = moor_fault_hit() ? NULL : moor_je_mallocx(size, flags_of(arena));
+    if (!memory && atomic_load_explicit(&arena->dirty, memory_order_relaxed)) {
+        /* Free ranges that still have their pages are not joined with those that have none: purging joins them. */
+        moor_arena_purge(arena);
+        memory = moor_je_mallocx(size, flags_of(arena));
+    }
     if (!memory) {
         atomic_fetch_add_explicit(&arena->refused, 1, memory_order_relaxed);
         return NULL;
@@ -162,7 +174,7 @@ size_t moor_arena_grow(moor_arena *arena, void *memory, size_t least, size_t mos
 size_t moor_arena_shrink(moor_arena *arena, void *memory, size_t size)
 {
     size_t before = moor_arena_usable(arena, memory);
-    size_t after = moor_je_xallocx(memory, size, 0, flags_of(arena));
+    size_t after = moor_je_xallocx(memory, size < LEAST_BYTES ? LEAST_BYTES : size, 0, flags_of(arena));
     atomic_fetch_sub_explicit(&arena->live, before - after, memory_order_relaxed);
     atomic_store_explicit(&arena->dirty, 1, memory_order_relaxed);
     return after;

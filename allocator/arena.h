@@ -4,7 +4,7 @@
  *
  * Called by block.c, with and without the store's lock (jemalloc has its own). Owns the region and the jemalloc arena. jemalloc's own metadata
  * lies in ordinary memory, so a fork or a consumer sees rows only. No thread cache; no purging on the
- * allocation path (decay is off): idle pages go back when moor_arena_purge is called, from a thread that may make syscalls.
+ * allocation path (decay is off) except before it calls itself full: idle pages go back when moor_arena_purge is called.
  */
 #ifndef MOOR_ARENA_H
 #define MOOR_ARENA_H
@@ -23,7 +23,7 @@ typedef struct moor_arena {
 
 moor_status moor_arena_create(uint64_t bytes, moor_arena **out);
 void moor_arena_destroy(moor_arena *arena);
-/* 64-byte aligned, not zeroed. NULL: full. */
+/* 64-byte aligned, not zeroed, 16 KiB at least. NULL: full. */
 void *moor_arena_alloc(moor_arena *arena, size_t size);
 size_t moor_arena_usable(const moor_arena *arena, const void *memory);
 /* In place: to at least `least` bytes, to `most` if there is room. Returns the usable size, or 0 when it cannot (unchanged). */

@@ -39,7 +39,6 @@ moor_status moor_seal_publish(moor_state_seal_ring *ring, uint64_t position, moo
     uint64_t before = position < MOOR_SEAL_RING ? 0 : position - MOOR_SEAL_RING + 1;
     if (atomic_compare_exchange_strong_explicit(&entry->seq, &before, position + 1, memory_order_release, memory_order_relaxed))
         return MOOR_OK;
-    atomic_fetch_add_explicit(&ring->lost, 1, memory_order_relaxed);
     return moor_fail(MOOR_E_TIMEOUT, "seal at ring position %llu came too late: the store had given it up", (unsigned long long)position);
 }
 
@@ -48,8 +47,15 @@ moor_status moor_seal_push(moor_state_seal_ring *ring, moor_hash128 id, moor_has
     uint64_t position;
     if (rows_expected > UINT32_MAX)
         return moor_fail(MOOR_E_INVALID, "seal: %llu rows expected", (unsigned long long)rows_expected);
-    moor_status status = moor_seal_claim(ring, &position);
-    return status ? status : moor_seal_publish(ring, position, id, alias, rows_expected, flags);
+    moor_status status = MOOR_E_TIMEOUT;
+    for (int tries = 0; status == MOOR_E_TIMEOUT && tries < 3; tries++) {
+        status = moor_seal_claim(ring, &position);
+        if (!status)
+            status = moor_seal_publish(ring, position, id, alias, rows_expected, flags);
+    }
+    if (status == MOOR_E_TIMEOUT)
+        atomic_fetch_add_explicit(&ring->lost, 1, memory_order_relaxed);
+    return status;
 }
 
 /* A request that never ran here is over all the same: who waits for its record must hear of it. */

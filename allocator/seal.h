@@ -5,7 +5,7 @@
  * moor_seal_push (store.h) is called by engine cores, any process, lock-free; the drain by the process that owns the store, under its lock. A
  * producer may die at any instruction. It claims a position (tail), writes the entry, then publishes it by moving entry.seq from
  * what the lap before left there to position + 1, with a compare-and-swap. The drainer waits MOOR_SEAL_STUCK_NS for a claimed entry,
- * then publishes it itself as void: the late producer's swap fails and it knows that its seal was lost. An entry that two producers of
+ * then publishes it itself as void: the late producer's swap fails, and it pushes again. An entry that two producers of
  * different laps wrote at once (the first one slept through a whole lap) fails its check word.
  */
 #ifndef MOOR_SEAL_H
@@ -13,7 +13,7 @@
 
 #include "store.h"
 
-#define MOOR_SEAL_STUCK_NS 50000000ull
+#define MOOR_SEAL_STUCK_NS 500000000ull
 
 struct moor_records;
 /* Under the lock. Returns how many seals were taken. */
