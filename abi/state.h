@@ -49,6 +49,7 @@ typedef struct moor_state_process {
     uint64_t started_ns;
     char engine[16];
     _Atomic uint64_t waiting; /* requests of this process that wait at the gate; zeroed by the slot's next owner */
+    MOOR_SHARED_TEXT(device, MOOR_LABEL_BYTES); /* the one it arrived with at the resume barrier last */
 } moor_state_process;
 
 /*
@@ -114,9 +115,6 @@ typedef struct moor_state_barrier {
     char name[MOOR_LABEL_BYTES];
     _Atomic uint64_t arrived[MOOR_MAX_RANKS];     /* generation:32 | process slot + 1, or MOOR_BARRIER_STRANGER */
     _Atomic uint64_t external[MOOR_MAX_EXTERNAL]; /* the same for external arrivals */
-    struct {
-        MOOR_SHARED_TEXT(name, MOOR_LABEL_BYTES);
-    } device[MOOR_MAX_RANKS]; /* of the ranks that have arrived, "" when none */
 } moor_state_barrier;
 enum { MOOR_BARRIER_STRANGER = 0xFFFF }; /* arrived from a process without a slot */
 

@@ -195,41 +195,41 @@ static void name_missing(const moor_barrier_call *call, uint32_t generation, obs
     }
 }
 
-/* The process that arrived as this rank; 0 when it has no slot. */
-static uint32_t pid_of_rank(const moor_barrier_call *call, uint32_t rank)
+/* The process that arrived as this rank; NULL when it has no slot. */
+static moor_state_process *process_of_rank(const moor_barrier_call *call, uint32_t rank)
 {
     uint32_t slot = (uint32_t)atomic_load(&call->cell->arrived[rank]) - 1;
-    return slot < MOOR_MAX_PROCESSES ? call->member->state->processes[slot].pid : 0;
+    return slot < MOOR_MAX_PROCESSES ? &call->member->state->processes[slot] : NULL;
 }
 
 /*
- * Holds on the devices of the ranks that have arrived. A rank's own hold does not count for it; where several ranks share a
- * device, one's hold counts for the others.
+ * Holds on the devices of the ranks. A rank's own hold does not count for it; where several processes share a device, one's
+ * hold counts for the others. Called when everybody has arrived, or for a text.
  */
 static moor_status find_holds(const moor_barrier_call *call, uint32_t generation, obstacle *o)
 {
-    moor_state_barrier *cell = call->cell;
-    uint32_t external, size = round_size(cell, generation, &external);
+    uint32_t external, size = round_size(call->cell, generation, &external);
     char done[8][MOOR_LABEL_BYTES]; /* devices looked at; beyond eight one may be looked at twice, which is harmless */
     uint32_t n_done = 0;
-    if (!call->base)
-        return MOOR_OK;
-    for (uint32_t rank = 0; rank < size; rank++) {
-        char device[MOOR_LABEL_BYTES], other[MOOR_LABEL_BYTES];
-        uint32_t owner = pid_of_rank(call, rank), seen = 0;
-        MOOR_TEXT_GET(cell->device[rank].name, device, sizeof(device));
+    for (uint32_t rank = 0; rank < size && call->base; rank++) {
+        char device[MOOR_LABEL_BYTES] = "", other[MOOR_LABEL_BYTES];
+        moor_state_process *process = process_of_rank(call, rank), *sharer;
+        uint32_t seen = 0, alone = 1;
+        if (process && is_in(atomic_load(&call->cell->arrived[rank]), generation))
+            MOOR_TEXT_GET(process->device, device, sizeof(device));
         for (uint32_t i = 0; i < n_done && !seen; i++)
             seen = !strcmp(done[i], device);
-        if (!device[0] || seen || !is_in(atomic_load(&cell->arrived[rank]), generation))
+        if (!device[0] || seen)
             continue;
-        for (uint32_t i = rank + 1; i < size && owner; i++) {
-            MOOR_TEXT_GET(cell->device[i].name, other, sizeof(other));
-            if (!strcmp(other, device) && pid_of_rank(call, i) != owner)
-                owner = 0;
+        for (uint32_t i = rank + 1; i < size && alone; i++) {
+            if (!(sharer = process_of_rank(call, i)) || sharer == process)
+                continue;
+            MOOR_TEXT_GET(sharer->device, other, sizeof(other));
+            alone = strcmp(other, device) != 0;
         }
         if (n_done < 8)
             memcpy(done[n_done++], device, sizeof(device));
-        moor_status status = moor_holds_read(call->base, device, owner, &o->holders);
+        moor_status status = moor_holds_read(call->base, device, alone ? process->pid : 0, &o->holders);
         if (status)
             return status;
     }
@@ -342,9 +342,9 @@ static moor_status arrive(const moor_barrier_call *call, uint64_t deadline, uint
         }
         if (call->size && (status = agree_on_size(call, generation)))
             return status;
-        if (call->size)
-            MOOR_TEXT_PUT(cell->device[call->rank].name, call->device ? call->device : "",
-                          call->device ? strlen(call->device) : 0);
+        if (call->device && call->member->slot < MOOR_MAX_PROCESSES)
+            MOOR_TEXT_PUT(call->member->state->processes[call->member->slot].device, call->device,
+                          strlen(call->device));
         if (!atomic_compare_exchange_strong(my_cell(call), &mine, WITH_GENERATION(generation, my_number(call))))
             continue; /* two at once as the same rank */
         /* Decided meanwhile, by the others' deadline: this arrival came too late for it, and is for the next. */

@@ -283,14 +283,16 @@ static void S5_1_our_own_hold_does_not_count(void **state)
     moor_hold_release(hold);
 }
 
+static int one_device;
+
 static void take_and_arrive(moor_process *self, uint32_t rank)
 {
     moor_hold *hold;
     char device[16];
-    snprintf(device, sizeof(device), "GPU-%u", rank);
+    snprintf(device, sizeof(device), "GPU-%u", one_device ? 0 : rank);
     if (moor_hold_take(self->base, device, "colocated", 7, &hold))
         atomic_fetch_add(&shared->failed, 1);
-    atomic_store(&shared->status[rank], moor_resume_arrive(self, rank, 2, 0, device, 5, NULL));
+    atomic_store(&shared->status[rank], moor_resume_arrive(self, rank, 2, 0, device, one_device ? 0.5 : 5, NULL));
     moor_hold_release(hold);
 }
 
@@ -305,6 +307,22 @@ static void S5_1_a_ranks_hold_on_its_own_device_does_not_count(void **state)
         assert_int_equal(support_wait(ranks[rank]), 0);
         assert_ok(atomic_load(&shared->status[rank]));
     }
+}
+
+/* On a device that they share, each holds what the other one needs. */
+static void S5_1_a_ranks_hold_counts_for_others_on_its_device(void **state)
+{
+    (void)state;
+    pid_t ranks[2];
+    one_device = 1;
+    for (uint32_t rank = 0; rank < 2; rank++)
+        ranks[rank] = rank_of(take_and_arrive, rank);
+    one_device = 0;
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(support_wait(ranks[rank]), 0);
+        assert_int_equal(atomic_load(&shared->status[rank]), MOOR_E_TIMEOUT);
+    }
+    assert_int_equal(process->state->resume[0].passed, 0);
 }
 
 static void S5_3_observe_names_the_holder_and_goes_on(void **state)
@@ -452,6 +470,7 @@ int main(void)
         WITH(start_enforce, S5_3_a_timeout_names_the_holder),
         WITH(start_enforce, S5_1_our_own_hold_does_not_count),
         WITH(start_enforce, S5_1_a_ranks_hold_on_its_own_device_does_not_count),
+        WITH(start_enforce, S5_1_a_ranks_hold_counts_for_others_on_its_device),
         WITH(start_observe, S5_3_observe_names_the_holder_and_goes_on),
         WITH(start_enforce, S5_3_a_rank_killed_while_waiting_breaks_the_round),
         WITH(start_enforce, S5_3_a_rank_killed_before_it_arrived_breaks_the_round),

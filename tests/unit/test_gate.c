@@ -269,6 +269,74 @@ static void S4_11_a_seal_between_look_and_claim_wins(void **state)
     assert_ok(moor_gate_reopen(process, 0));
 }
 
+/* The same race by force, in threads, so that a sanitizer of data races sees it; with everything else going on beside it. */
+static _Atomic int hammer_stop, hammer_inside, hammer_wrong;
+
+static void *hammer(void *arg)
+{
+    char id[32];
+    for (unsigned i = 0; !atomic_load(&hammer_stop); i++) {
+        moor_ticket ticket;
+        moor_receipt receipt = MOOR_RECEIPT_INIT;
+        snprintf(id, sizeof(id), "thread-%d-%u", (int)(intptr_t)arg, i % 100);
+        if (enter(id, 1, 30, &ticket)) {
+            atomic_fetch_add(&hammer_wrong, 1);
+            continue;
+        }
+        atomic_fetch_add(&hammer_inside, 1);
+        if (ticket.epoch != moor_weights_epoch(process))
+            atomic_fetch_add(&hammer_wrong, 1);
+        atomic_fetch_sub(&hammer_inside, 1);
+        stored(id, 1);
+        if (moor_gate_leave(process, &ticket, MOOR_OUTCOME_FINISHED, &receipt) || strcmp(receipt.request_id, id) ||
+            receipt.rows != 1)
+            atomic_fetch_add(&hammer_wrong, 1);
+    }
+    return NULL;
+}
+
+static void *only_look(void *arg)
+{
+    char text[512];
+    (void)arg;
+    while (!atomic_load(&hammer_stop)) {
+        moor_gate_status status = MOOR_GATE_STATUS_INIT;
+        moor_gate_get_status(process, &status);
+        moor_ticket_list(process->state, text, sizeof(text));
+        support_sleep_ms(1);
+    }
+    return NULL;
+}
+
+static void S4_11_threads_against_seal(void **state)
+{
+    (void)state;
+    pthread_t threads[4], looker;
+    atomic_store(&hammer_stop, 0);
+    atomic_store(&hammer_wrong, 0);
+    for (intptr_t i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, hammer, (void *)i), 0);
+    assert_int_equal(pthread_create(&looker, NULL, only_look, NULL), 0);
+    for (uint64_t round = 0; round < 100; round++) {
+        uint64_t epoch = 0, before = process->state->counters[MOOR_C_GATE_ENTERS];
+        for (int i = 0; i < 2000 && process->state->counters[MOOR_C_GATE_ENTERS] < before + 10; i++)
+            usleep(50);
+        assert_ok(moor_gate_seal(process));
+        assert_ok(moor_gate_drain(process, 20));
+        assert_int_equal(atomic_load(&hammer_inside), 0);
+        assert_ok(moor_gate_install(process, "x", 0, &epoch));
+        assert_int_equal(epoch, round + 2);
+        assert_int_equal(atomic_load(&hammer_inside), 0);
+        assert_ok(moor_gate_reopen(process, 1));
+    }
+    atomic_store(&hammer_stop, 1);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    pthread_join(looker, NULL);
+    assert_int_equal(atomic_load(&hammer_wrong), 0);
+    assert_int_equal(status_now().in_flight, 0);
+}
+
 /* The other half: a claim that was made before the seal is seen by the drain, though nothing else of the request is there yet. */
 static void S4_11_a_drain_waits_for_a_claim(void **state)
 {
@@ -687,6 +755,7 @@ int main(void)
         ENFORCED(S4_1_reopen_admits_at_once),
         ENFORCED(S4_11_a_seal_between_look_and_claim_wins),
         ENFORCED(S4_11_a_drain_waits_for_a_claim),
+        ENFORCED(S4_11_threads_against_seal),
         ENFORCED(S4_2_settled_needs_the_end_and_the_record),
         ENFORCED(S4_2_every_record_of_a_request_counts),
         ENFORCED(S4_2_a_record_is_found_by_its_alias),
