@@ -5,7 +5,8 @@
 #include "errors.h"
 
 typedef struct barrier {
-    PyObject_HEAD moor_py_store *store;
+    PyObject_HEAD
+    moor_py_store *store;
     PyObject *name; /* str */
     uint32_t size;
 } barrier;
@@ -36,9 +37,11 @@ static PyObject *barrier_arrive(PyObject *self, PyObject *args, PyObject *kwargs
         return NULL;
     moor_barrier_result out = MOOR_BARRIER_RESULT_INIT;
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS status =
-        moor_py_api()->barrier_arrive(b->store->client, name, b->size, (uint32_t)rank, timeout, &out);
-    Py_END_ALLOW_THREADS if (status) return moor_py_raise(status);
+    Py_BEGIN_ALLOW_THREADS
+    status = moor_py_api()->barrier_arrive(b->store->client, name, b->size, (uint32_t)rank, timeout, &out);
+    Py_END_ALLOW_THREADS
+    if (status)
+        return moor_py_raise(status);
     return Py_BuildValue("{s:K,s:d}", "generation", (unsigned long long)out.generation, "waited",
                          (double)out.waited_ns * 1e-9);
 }

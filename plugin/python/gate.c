@@ -5,7 +5,8 @@
 #include "errors.h"
 
 typedef struct gate {
-    PyObject_HEAD moor_py_store *store;
+    PyObject_HEAD
+    moor_py_store *store;
 } gate;
 
 static PyTypeObject *gate_type;
@@ -36,8 +37,10 @@ static PyObject *verb(PyObject *self, const char *name, const char *label, doubl
     moor_client *client = ((gate *)self)->store->client;
     if (moor_py_timeout(timeout) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS status = moor_py_api()->client_gate(client, name, label, timeout, &out);
-    Py_END_ALLOW_THREADS return status ? moor_py_raise(status) : status_dict(&out);
+    Py_BEGIN_ALLOW_THREADS
+    status = moor_py_api()->client_gate(client, name, label, timeout, &out);
+    Py_END_ALLOW_THREADS
+    return status ? moor_py_raise(status) : status_dict(&out);
 }
 
 static PyObject *timed(PyObject *self, PyObject *args, PyObject *kwargs, const char *name)

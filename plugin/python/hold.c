@@ -8,7 +8,8 @@
 #include "errors.h"
 
 typedef struct hold {
-    PyObject_HEAD moor_hold *held; /* NULL after release */
+    PyObject_HEAD
+    moor_hold *held; /* NULL after release */
     PyObject *device, *label;
 } hold;
 
@@ -20,7 +21,8 @@ static void let_go(hold *h)
     h->held = NULL;
     if (!held)
         return;
-    Py_BEGIN_ALLOW_THREADS moor_py_api()->hold_release(held);
+    Py_BEGIN_ALLOW_THREADS
+    moor_py_api()->hold_release(held);
     Py_END_ALLOW_THREADS
 }
 
@@ -70,9 +72,10 @@ static PyObject *take(const char *dir, PyObject *args, PyObject *kwargs)
     h->label = Py_NewRef(label);
     moor_hold *held = NULL;
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS status = moor_py_api()->hold_take(dir, device_text, label_text, (uint64_t)nbytes, &held);
-    Py_END_ALLOW_THREADS if (status)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    status = moor_py_api()->hold_take(dir, device_text, label_text, (uint64_t)nbytes, &held);
+    Py_END_ALLOW_THREADS
+    if (status) {
         Py_DECREF((PyObject *)h);
         return moor_py_raise(status);
     }

@@ -15,9 +15,9 @@ static void data_dealloc(PyObject *self)
 {
     moor_py_data *d = (moor_py_data *)self;
     if (d->record) {
-        Py_BEGIN_ALLOW_THREADS /* may write to the store's socket */
-        moor_py_api()
-            ->record_release(d->record);
+        /* may write to the store's socket */
+        Py_BEGIN_ALLOW_THREADS
+        moor_py_api()->record_release(d->record);
         Py_END_ALLOW_THREADS
     }
     for (uint32_t i = 0; i < d->n_buffers; i++)

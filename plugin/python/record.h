@@ -17,7 +17,8 @@
 #include "rows.h"
 
 typedef struct moor_py_data {
-    PyObject_HEAD moor_rows rows;
+    PyObject_HEAD
+    moor_rows rows;
     moor_record *record; /* the lease, or NULL */
     PyObject *keeps;     /* what must outlive it: the Store of the lease, a tuple of Data; may be NULL */
     Py_buffer *buffers;  /* of an unpickled record, [n_buffers] */
@@ -26,8 +27,9 @@ typedef struct moor_py_data {
 } moor_py_data;
 
 typedef struct moor_py_record {
-    PyObject_HEAD moor_py_data *data; /* NULL after release() */
-    moor_rows rows;                   /* the numbers only: no pointer in it is valid */
+    PyObject_HEAD
+    moor_py_data *data; /* NULL after release() */
+    moor_rows rows;     /* the numbers only: no pointer in it is valid */
     uint64_t handle, dropped;
     uint32_t owner, reasons, store_index;
     PyObject *request_id, *session_id, *layer_ids, *missing, *versions, *labels;

@@ -19,7 +19,8 @@ static void store_dealloc(PyObject *self)
     if (s->weakrefs)
         PyObject_ClearWeakRefs(self);
     if (s->client) {
-        Py_BEGIN_ALLOW_THREADS moor_py_api()->detach(s->client);
+        Py_BEGIN_ALLOW_THREADS
+        moor_py_api()->detach(s->client);
         Py_END_ALLOW_THREADS
     }
     free(s->dir);
@@ -39,8 +40,10 @@ static bool attempt_until(attempt_fn *attempt, void *what, double deadline, moor
     for (;;) {
         double left = deadline - moor_py_now();
         double now = left < 0 ? 0 : left < slice_s ? left : slice_s;
-        Py_BEGIN_ALLOW_THREADS *status = attempt(what, now);
-        Py_END_ALLOW_THREADS bool wait_more = *status && (*status == MOOR_E_TIMEOUT || *status == again);
+        Py_BEGIN_ALLOW_THREADS
+        *status = attempt(what, now);
+        Py_END_ALLOW_THREADS
+        bool wait_more = *status && (*status == MOOR_E_TIMEOUT || *status == again);
         if (!wait_more || left <= slice_s)
             return true;
         if (PyErr_CheckSignals() < 0)
@@ -111,8 +114,10 @@ static PyObject *full_ids(const opening *asked)
 {
     opening o = *asked;
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS status = try_open_all(&o, 0);
-    Py_END_ALLOW_THREADS PyObject *list = PyList_New(0);
+    Py_BEGIN_ALLOW_THREADS
+    status = try_open_all(&o, 0);
+    Py_END_ALLOW_THREADS
+    PyObject *list = PyList_New(0);
     if (status || !list)
         return list;
     for (uint32_t i = 0; i < o.n; i++) {
@@ -233,8 +238,11 @@ static PyObject *store_claim(PyObject *Py_UNUSED(self), PyObject *args, PyObject
     moor_py_data *data = r->data;
     Py_INCREF((PyObject *)data); /* another thread may release the record meanwhile */
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS status = moor_py_api()->record_claim(lease, (uint32_t)owner);
-    Py_END_ALLOW_THREADS if (!status) r->owner = (uint32_t)owner;
+    Py_BEGIN_ALLOW_THREADS
+    status = moor_py_api()->record_claim(lease, (uint32_t)owner);
+    Py_END_ALLOW_THREADS
+    if (!status)
+        r->owner = (uint32_t)owner;
     Py_DECREF((PyObject *)data);
     if (status)
         return moor_py_raise(status);
@@ -250,8 +258,10 @@ static PyObject *record_event(PyObject *object, uint32_t event)
     moor_py_data *data = r->data;
     Py_INCREF((PyObject *)data);
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS status = moor_py_api()->record_event(lease, event);
-    Py_END_ALLOW_THREADS Py_DECREF((PyObject *)data);
+    Py_BEGIN_ALLOW_THREADS
+    status = moor_py_api()->record_event(lease, event);
+    Py_END_ALLOW_THREADS
+    Py_DECREF((PyObject *)data);
     if (status)
         return moor_py_raise(status);
     Py_RETURN_NONE;
@@ -278,8 +288,11 @@ static PyObject *store_truncate(PyObject *self, PyObject *args, PyObject *kwargs
     if (rows < 0)
         return moor_py_raise_text(MOOR_E_INVALID, "truncate(%R, rows=%lld)", id, rows);
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS status = moor_py_api()->client_truncate(o.client, o.id, o.id_len, (uint64_t)rows);
-    Py_END_ALLOW_THREADS if (status) return moor_py_raise(status);
+    Py_BEGIN_ALLOW_THREADS
+    status = moor_py_api()->client_truncate(o.client, o.id, o.id_len, (uint64_t)rows);
+    Py_END_ALLOW_THREADS
+    if (status)
+        return moor_py_raise(status);
     Py_RETURN_NONE;
 }
 
@@ -290,8 +303,11 @@ static PyObject *store_stats(PyObject *self, PyObject *Py_UNUSED(unused))
     char *text = NULL;
     size_t len = 0;
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS status = moor_py_api()->client_stats(((moor_py_store *)self)->client, &text, &len);
-    Py_END_ALLOW_THREADS if (status) return moor_py_raise(status);
+    Py_BEGIN_ALLOW_THREADS
+    status = moor_py_api()->client_stats(((moor_py_store *)self)->client, &text, &len);
+    Py_END_ALLOW_THREADS
+    if (status)
+        return moor_py_raise(status);
     PyObject *json = PyImport_ImportModule("json");
     PyObject *result = json ? PyObject_CallMethod(json, "loads", "s#", text, (Py_ssize_t)len) : NULL;
     Py_XDECREF(json);
@@ -384,8 +400,11 @@ static PyObject *status_text(PyObject *Py_UNUSED(module), PyObject *args, PyObje
     moor_status status;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zzs:status_text", names, &instance, &dir, &format))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS status = moor_py_api()->status_text(instance, dir, format, &text, &len);
-    Py_END_ALLOW_THREADS if (status) return moor_py_raise(status);
+    Py_BEGIN_ALLOW_THREADS
+    status = moor_py_api()->status_text(instance, dir, format, &text, &len);
+    Py_END_ALLOW_THREADS
+    if (status)
+        return moor_py_raise(status);
     PyObject *result = PyUnicode_DecodeUTF8(text, (Py_ssize_t)len, "replace");
     moor_py_api()->text_free(text);
     return result;

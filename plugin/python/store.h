@@ -11,7 +11,8 @@
 #include "consumer.h"
 
 typedef struct moor_py_store {
-    PyObject_HEAD moor_client *client;
+    PyObject_HEAD
+    moor_client *client;
     char *dir; /* as given to attach, or NULL */
     PyObject *weakrefs;
 } moor_py_store;

@@ -7,7 +7,8 @@
 #include <string.h>
 
 typedef struct view {
-    PyObject_HEAD PyObject *owner; /* NULL: `data` is ours, from malloc */
+    PyObject_HEAD
+    PyObject *owner; /* NULL: `data` is ours, from malloc */
     void *data;
     const char *format; /* a literal */
     int ndim, readonly;

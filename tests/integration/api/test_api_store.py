@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import unittest
+import unittest.mock
 import weakref
 
 import moor
@@ -90,6 +91,14 @@ class Open(ApiTest):
         self.server.record("a", 6)
         ref = self.store.open("a", 5).ref
         self.assertTrue(ref.startswith("moor1:"))
+        with unittest.mock.patch.dict(os.environ, MOOR_DIR=self.base):
+            start = time.monotonic()
+            r = moor.resolve(ref, timeout=20)
+            self.assertLess(time.monotonic() - start, 5)
+        self.assertEqual(r.array().tolist(), ids(0, 6))
+        self.assertLeases(1)
+        del r
+        self.assertLeases(0)
         program = ("import moor, sys; r = moor.resolve(sys.argv[2]); print(r.request_id, r.array().tolist())")
         env = dict(os.environ, MOOR_DIR=self.base)
         out = self.python(program, ref, env=env, stdout=subprocess.PIPE).communicate(timeout=30)[0]
@@ -222,6 +231,11 @@ class Processes(ApiTest):
         self.server.record("a", 10)
         r = self.store.open("a", 5)
         a = r.array()
+
+        async def wait(store):
+            return (await store.open_async("a", 5)).rows
+
+        self.assertEqual(asyncio.run(wait(self.store)), 10)  # the thread that does this is not in the child
         out, into = os.pipe()
         child = os.fork()
         if child == 0:
@@ -234,10 +248,11 @@ class Processes(ApiTest):
                     said += f" forked {error.status}"
                 mine = moor.attach("api", dir=self.base)
                 said += f" {mine.open('a', 5).rows}"
-
-                async def wait():
-                    return (await mine.open_async("a", 5)).rows
-                said += f" {asyncio.run(wait())}"
+                said += f" {asyncio.run(wait(mine))}"
+                try:
+                    asyncio.run(asyncio.wait_for(wait(self.store), 5))
+                except moor.Forked:
+                    said += " forked"
                 del mine
                 r.release()
                 gc.collect()
@@ -247,7 +262,7 @@ class Processes(ApiTest):
             os._exit(0)
         os.close(into)
         with os.fdopen(out) as pipe:
-            self.assertEqual(pipe.read(), "True forked -19 10 10")
+            self.assertEqual(pipe.read(), "True forked -19 10 10 forked")
         os.waitpid(child, 0)
         self.assertLeases(1)
         self.assertEqual(a.tolist(), ids(0, 10))
@@ -340,6 +355,7 @@ class Async(ApiTest):
             task.cancel()
             with self.assertRaises(asyncio.CancelledError):
                 await task
+            self.wait_for(lambda: not moor._async._pollers[self.store].heap, "a cancelled wait goes on")
             self.server("seal", "live", 4, 0)
             await asyncio.sleep(0.2)
 
