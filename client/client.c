@@ -19,13 +19,14 @@ enum {
     ASK_MIN_MS = 1,  /* how often several stores are asked again: from … to */
     ASK_MAX_MS = 10,
     SLICE_S = 1,     /* an open waits at a store at most this long before new stores are looked for */
-    ANSWER_S = 10    /* a store that does not answer for so long after it should is given up */
+    ANSWER_S = 5     /* a store that does not answer for so long after it should is given up */
 };
 
 struct moor_client {
     pid_t pid;
     moor_located where;
     int dir_fd;
+    uint64_t patience_ns; /* ANSWER_S, or less for one who only has a look */
     pthread_mutex_t mutex;
     moor_connection *stores[MOOR_CLIENT_STORES];
     struct timespec seen; /* the directory's mtime when it was last read; 0: read it again */
@@ -69,7 +70,7 @@ static int known(moor_client *client, uint32_t index)
 static moor_status connect_store(moor_client *client, uint32_t index)
 {
     moor_connection *connection;
-    moor_status status = moor_connection_open(client->where.dir, client->where.name, index, moor_now_ns() + ANSWER_S * 1000000000ull, &connection);
+    moor_status status = moor_connection_open(client->where.dir, client->where.name, index, moor_now_ns() + client->patience_ns, &connection);
     if (status == MOOR_E_CLOSED)
         return MOOR_OK; /* about to come, or a killed worker's: no store to be asked */
     if (status)
@@ -156,13 +157,14 @@ static void give_all(moor_connection **connections, uint32_t n)
 
 /* ---- attach ----------------------------------------------------------------------------------------------------- */
 
-moor_status moor_client_make(const moor_located *where, moor_client **out)
+moor_status moor_client_make(const moor_located *where, double patience, moor_client **out)
 {
     moor_client *client = calloc(1, sizeof(*client));
     if (!client)
         return moor_fail(MOOR_E_NOMEM, "attach: no memory");
     client->pid = getpid();
     client->where = *where;
+    client->patience_ns = (uint64_t)(patience * 1e9);
     pthread_mutex_init(&client->mutex, NULL);
     moor_status status = moor_dirs_open(where->dir, 0, &client->dir_fd);
     if (status) {
@@ -188,7 +190,7 @@ moor_status moor_attach(const char *instance, const char *dir, double timeout, m
         moor_located where;
         moor_status status = moor_locate(instance, dir, &where);
         if (!status)
-            status = moor_client_make(&where, out);
+            status = moor_client_make(&where, ANSWER_S, out);
         /* CLOSED, NOT_FOUND: it is going, or not there yet. */
         if ((status != MOOR_E_NOT_FOUND && status != MOOR_E_CLOSED) || moor_now_ns() >= deadline_ns)
             return status;
@@ -267,14 +269,14 @@ struct request {
 };
 
 /* One store, waiting there up to timeout_ns. */
-static moor_status ask(moor_connection *connection, const struct request *request, uint64_t timeout_ns, moor_record ***records, uint32_t *n)
+static moor_status ask(const moor_client *client, moor_connection *connection, const struct request *request, uint64_t timeout_ns, moor_record ***records, uint32_t *n)
 {
     moor_wire_open open = request->open;
     void *payload = NULL;
     size_t size;
     open.timeout_ns = timeout_ns;
     moor_status status = moor_connection_call(connection, request->type, &open, sizeof(open), request->id, request->id_len,
-                                              moor_now_ns() + timeout_ns + ANSWER_S * 1000000000ull, &payload, &size);
+                                              moor_now_ns() + timeout_ns + client->patience_ns, &payload, &size);
     if (!status)
         status = moor_records_from_reply(connection, payload, size, records, n);
     free(payload);
@@ -344,7 +346,7 @@ static moor_status ask_all(moor_client *client, const struct request *request, u
         moor_record **records;
         uint32_t count;
         int may_wait = n == 1 || connections[i] == waits;
-        moor_status status = ask(connections[i], request, may_wait ? wait_ns : 0, &records, &count);
+        moor_status status = ask(client, connections[i], request, may_wait ? wait_ns : 0, &records, &count);
         if (status == MOOR_OK) {
             final = found_add(found, records, count);
         } else if (status == MOOR_E_TIMEOUT) {
@@ -382,8 +384,6 @@ static moor_status find(moor_client *client, const struct request *request, doub
             return status;
         }
         if (moor_now_ns() >= deadline_ns) {
-            if (status == MOOR_E_CLOSED && refresh(client)) /* the server is gone, not only one of its workers */
-                return MOOR_E_CLOSED;
             return moor_fail(status, "%s", found->text);
         }
         if (!found->waits) {
@@ -483,7 +483,7 @@ moor_status moor_client_open_handle(moor_client *client, uint32_t store_index, u
                            client->where.name, nonce, moor_connection_shape(connections[i])->nonce);
     else
         status = moor_connection_call(connections[i], MOOR_WIRE_OPEN_HANDLE, &message, sizeof(message), NULL, 0,
-                                      moor_now_ns() + ANSWER_S * 1000000000ull, &payload, &size);
+                                      moor_now_ns() + client->patience_ns, &payload, &size);
     if (!status)
         status = moor_records_from_reply(connections[i], payload, size, &records, &count);
     if (!status && count != 1)
@@ -513,7 +513,7 @@ moor_status moor_client_truncate(moor_client *client, const char *id, uint32_t i
         void *payload = NULL;
         size_t size;
         status = moor_connection_call(connections[i], MOOR_WIRE_TRUNCATE, &message, sizeof(message), id, id_len,
-                                      moor_now_ns() + ANSWER_S * 1000000000ull, &payload, &size);
+                                      moor_now_ns() + client->patience_ns, &payload, &size);
         free(payload);
         if (status != MOOR_E_NOT_FOUND)
             break;

@@ -29,8 +29,9 @@ moor_status moor_client_truncate(moor_client *client, const char *id, uint32_t i
 
 enum { MOOR_CLIENT_STORES = 64 };
 
-/* Attaches to what moor_locate found, without waiting. */
-moor_status moor_client_make(const moor_located *where, moor_client **out);
+/* Attaches to what moor_locate found, without waiting for it. patience: seconds after which a store that does not answer is
+ * given up (5 for moor_attach). */
+moor_status moor_client_make(const moor_located *where, double patience, moor_client **out);
 const moor_located *moor_client_where(const moor_client *client);
 int moor_client_dir_fd(const moor_client *client);
 /* A JSON array with an object per store; malloc'ed. */

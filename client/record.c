@@ -8,7 +8,7 @@
 
 #include "copy.h"
 
-enum { CALL_S = 10 };
+enum { CALL_S = 5 };
 
 struct moor_record {
     moor_connection *connection;

@@ -50,7 +50,7 @@ static moor_status collect(const moor_located *where, int dir_fd, moor_client *c
     if (!document)
         return moor_fail(MOOR_E_NOMEM, "status: no memory");
     if (!client) {
-        attached = moor_client_make(where, &own);
+        attached = moor_client_make(where, STORES_S, &own);
         client = own;
     }
     add_stores(document, client, attached);

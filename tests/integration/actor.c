@@ -187,6 +187,20 @@ static void fork_check(void)
     answer(MOOR_OK, got == (ssize_t)sizeof(text) && status == 0 ? text : "the child failed");
 }
 
+/* A forked child that lives on and does nothing, as a worker's helper process would. */
+static void leave_child(void)
+{
+    char text[32];
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(60); /* its end if the test forgets it */
+        for (;;)
+            pause();
+    }
+    snprintf(text, sizeof(text), "%d", (int)child);
+    answer(MOOR_OK, text);
+}
+
 /* Several threads open and release at once. */
 struct racer {
     pthread_t thread;
@@ -323,6 +337,8 @@ static int obey(char *line)
         stats();
     else if (!strcmp(word, "fork"))
         fork_check();
+    else if (!strcmp(word, "child"))
+        leave_child();
     else if (!strcmp(word, "exit"))
         return 0;
     else

@@ -214,6 +214,27 @@ static void a_forked_child_of_a_consumer_has_nothing(void **state)
     actor_say(&watcher, "ok held", "open held 1");
 }
 
+/* A child that inherited the connections must not keep them open after its parent was killed, on either side. */
+static void a_surviving_child_keeps_no_connection(void **state)
+{
+    (void)state;
+    actor server, consumer, watcher;
+    start_server(&server);
+    record(&server, "held", 10);
+    start_consumer(&consumer);
+    start_consumer(&watcher);
+    actor_say(&consumer, "ok held", "open held 1");
+    int child = atoi(actor_say(&consumer, "ok ", "child") + 3), child_of_server = atoi(actor_say(&server, "ok ", "child") + 3);
+    actor_kill(&consumer);
+    wait_stat(&watcher, "leases", 0);
+    actor_kill(&server);
+    double begin = now_s();
+    actor_say(&watcher, "MOOR_E_CLOSED", "open held 0");
+    assert_true(now_s() - begin < 2); /* the end of the connection was seen, not only waited for */
+    kill(child, SIGKILL);
+    kill(child_of_server, SIGKILL);
+}
+
 static void freed_is_stale_and_a_reader_reads_on(void **state)
 {
     (void)state;
@@ -302,6 +323,23 @@ static void stores_of_replicas_are_asked_all(void **state)
     actor_say(&consumer, "ok twice twice", "open_all twice 1");
     actor_kill(&one);
     actor_say(&consumer, "ok at-zero", "open at-zero 1");
+}
+
+static void a_stopped_server_is_given_up_in_time(void **state)
+{
+    (void)state;
+    actor server, consumer;
+    start_server(&server);
+    record(&server, "x", 4);
+    start_consumer(&consumer);
+    actor_say(&consumer, "ok x", "open x 1");
+    kill(server.pid, SIGSTOP);
+    double begin = now_s();
+    actor_say(&consumer, "MOOR_E_CLOSED the connection to store 0 of instance \"default\" is closed: the store did not answer in time", "open x 0");
+    assert_true(now_s() - begin < 8);
+    actor_say(&consumer, "ok good", "verify");
+    kill(server.pid, SIGCONT);
+    actor_say(&consumer, "ok x", "open x 1");
 }
 
 /* ---- strangers -------------------------------------------------------------------------------------------------- */
@@ -465,6 +503,23 @@ static void attach_waits_for_a_server(void **state)
     actor_say(&consumer, "ok x", "open x 1");
 }
 
+/* Looking at one's own instance opens no second descriptor of `locks`: closing it would give up the server's locks. */
+static void a_server_may_be_its_own_consumer(void **state)
+{
+    (void)state;
+    actor server, other;
+    start_server(&server);
+    record(&server, "x", 4);
+    actor_say(&server, "ok", "attach default 1");
+    actor_say(&server, "ok x", "open x 1");
+    actor_say(&server, "ok", "gate status");
+    actor_say(&server, "ok", "stats");
+    actor_say(&server, "ok", "release");
+    actor_say(&server, "ok", "detach");
+    actor_start(&other, NULL);
+    actor_say(&other, "MOOR_E_EXISTS", "join {\"instance\":\"default\"}");
+}
+
 static void consumers_do_not_keep_a_dead_server_alive(void **state)
 {
     (void)state;
@@ -511,15 +566,18 @@ int main(void)
         TEST(refs_resolve_and_never_to_another_server),
         TEST(a_killed_consumer_leaves_no_lease),
         TEST(a_forked_child_of_a_consumer_has_nothing),
+        TEST(a_surviving_child_keeps_no_connection),
         TEST(freed_is_stale_and_a_reader_reads_on),
         TEST(records_outlive_detach_and_server),
         TEST(a_replaced_worker_is_found_again),
         TEST(stores_of_replicas_are_asked_all),
+        TEST(a_stopped_server_is_given_up_in_time),
         TEST(malformed_messages_close_their_connection_only),
         TEST(another_wire_version_is_told_both_numbers),
         TEST(another_user_is_refused),
         TEST(attach_lists_what_it_found),
         TEST(attach_waits_for_a_server),
+        TEST(a_server_may_be_its_own_consumer),
         TEST(consumers_do_not_keep_a_dead_server_alive),
         TEST(closing_removes_socket_and_thread),
     };
