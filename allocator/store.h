@@ -76,6 +76,7 @@ moor_status moor_records_step_commit(moor_records *records, const uint32_t *acce
 moor_status moor_records_step_abandon(moor_records *records); /* no open step: MOOR_OK */
 moor_status moor_records_kv_handed_out(moor_records *records, const int32_t *blocks, uint32_t n);
 moor_status moor_records_kv_reset(moor_records *records);
+/* The worker's notice; the fallback for a seal that was lost. An id that is not (or no longer) known: MOOR_OK, nothing to do. */
 moor_status moor_records_finished(moor_records *records, const char *id, uint32_t id_len);
 
 /* ---- any thread ---- */
