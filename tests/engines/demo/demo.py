@@ -222,7 +222,7 @@ class Demo:
         wrong = sum(t["mismatches"] for t in got["tallies"].values())
         say(f"  trainer compared {pairs} (token, layer) pairs: {wrong} mismatches; "
             f"{got['http_equal']}/{len(done)} HTTP responses equal bit for bit")
-        self.trainer.ask("release")
+        self.trainer.ask("release", ids=[c.id for c in done])
 
     def opened_versions(self, rid):
         return self.all_opened.get(rid, {}).get("versions", [])
@@ -233,7 +233,7 @@ class Demo:
         c = self.client
         flying.wait_done(self.args.requests // 4, 120)
         before = flying.done_count()
-        say(f"  update begins: {before} requests answered, {min(self.args.clients, self.args.requests - before)} in flight")
+        say(f"  update begins: {before} requests answered, {min(self.args.clients, self.args.requests - before)} clients have one in flight")
         begin = time.monotonic()
         if not self.trainer:
             c.pause("wait")  # what a framework without Moor must remember; with Moor the gate does it
@@ -246,7 +246,7 @@ class Demo:
             c.resume()
         end = time.monotonic()
         self.gate.append((drained - begin, end - drained, end - begin))
-        say(f"  sealed and drained in {drained - begin:.3f} s ({at_drain - before} finished meanwhile, none aborted), "
+        say(f"  sealed and drained in {drained - begin:.3f} s ({at_drain - before} finished meanwhile, the rest waits at the gate), "
             f"installed and reopened in {end - drained:.3f} s; the engine says version {c.weight_version()!r}")
         if self.trainer:
             say(f"  gate: {self.trainer.ask('gate')['gate']}")
@@ -327,7 +327,7 @@ class Demo:
         if not self.trainer:
             return
         opened = self.trainer.ask("open", id=got.id, timeout=10.0)
-        self.trainer.ask("release")
+        self.trainer.ask("release", ids=[got.id])
         if len(opened["versions"]) != 1:
             raise RuntimeError(f"{got.id}: versions {opened['versions']}, one was expected")
         epoch = opened["versions"][0][1]

@@ -111,12 +111,10 @@ class Trainer:
         return {"tallies": {k: t.as_dict() for k, t in tallies.items()}, "problems": problems,
                 "rows_of_epoch": rows_of_epoch, "http_equal": bits}
 
-    def release(self):
-        n = len(self.records)
-        for record in self.records.values():
-            record.release()
-        self.records.clear()
-        return {"released": n}
+    def release(self, ids):
+        for rid in ids:
+            self.records.pop(rid).release()
+        return {"released": len(ids)}
 
     def hold(self, device, label, seconds):
         """Take the hold now, let go after `seconds`; the times are CLOCK_MONOTONIC, comparable across processes."""
