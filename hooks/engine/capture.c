@@ -82,9 +82,15 @@ static uint32_t dtype_of(dl_dtype dtype)
     if (dtype.lanes != 1)
         return 0;
     if (dtype.code == DL_UINT)
-        return dtype.bits == 8 ? MOOR_DTYPE_U8 : dtype.bits == 16 ? MOOR_DTYPE_U16 : dtype.bits == 32 ? MOOR_DTYPE_I32 : 0;
+        return dtype.bits == 8    ? MOOR_DTYPE_U8
+               : dtype.bits == 16 ? MOOR_DTYPE_U16
+               : dtype.bits == 32 ? MOOR_DTYPE_I32
+                                  : 0;
     if (dtype.code == DL_INT)
-        return dtype.bits == 16 ? MOOR_DTYPE_I16 : dtype.bits == 32 ? MOOR_DTYPE_I32 : dtype.bits == 64 ? MOOR_DTYPE_I64 : 0;
+        return dtype.bits == 16   ? MOOR_DTYPE_I16
+               : dtype.bits == 32 ? MOOR_DTYPE_I32
+               : dtype.bits == 64 ? MOOR_DTYPE_I64
+                                  : 0;
     return 0;
 }
 
@@ -95,12 +101,14 @@ static int ids_of(PyObject *capsule, moor_ids *ids)
     if (!t)
         return -1;
     if (t->device.device_type != DL_CPU && t->device.device_type != DL_CUDA_HOST) {
-        PyErr_Format(PyExc_ValueError, "expert ids are on device type %d, not in host memory", (int)t->device.device_type);
+        PyErr_Format(PyExc_ValueError, "expert ids are on device type %d, not in host memory",
+                     (int)t->device.device_type);
         return -1;
     }
     uint32_t dtype = dtype_of(t->dtype);
     if (t->ndim != 2 || !dtype || t->shape[0] > UINT32_MAX || t->shape[1] > UINT32_MAX) {
-        PyErr_Format(PyExc_ValueError, "expert ids have %d dimensions, dtype code %d of %d bits: expected [tokens, top_k] integers",
+        PyErr_Format(PyExc_ValueError,
+                     "expert ids have %d dimensions, dtype code %d of %d bits: expected [tokens, top_k] integers",
                      (int)t->ndim, (int)t->dtype.code, (int)t->dtype.bits);
         return -1;
     }
@@ -166,7 +174,8 @@ static PyObject *capture_call(PyObject *self, PyObject *tensor)
     Py_RETURN_NONE;
 }
 
-static PyMethodDef capture_def = {"capture", capture_call, METH_O, "Record one MoE layer's expert ids of the running step."};
+static PyMethodDef capture_def = {"capture", capture_call, METH_O,
+                                  "Record one MoE layer's expert ids of the running step."};
 
 PyObject *moor_capture_callable(uint32_t column)
 {
@@ -189,7 +198,8 @@ PyObject *moor_capture_compiled(uint32_t column)
 }
 
 static PyMethodDef functions[] = {
-    {"capture", capture_py, METH_VARARGS, "capture(column, topk_ids) -> None\n\nRecord one MoE layer's expert ids of the running step."},
+    {"capture", capture_py, METH_VARARGS,
+     "capture(column, topk_ids) -> None\n\nRecord one MoE layer's expert ids of the running step."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -32,7 +32,8 @@ PyObject *moor_runtime_raise(moor_status status, const char *what)
 {
     const moor_api *api = moor_runtime_get()->api;
     const char *text = api ? api->last_error() : "libmoor has no table of this version";
-    PyErr_Format(PyExc_RuntimeError, "moor: %s: %s (%s)", what, text, api ? api->status_name(status) : "MOOR_E_VERSION");
+    PyErr_Format(PyExc_RuntimeError, "moor: %s: %s (%s)", what, text,
+                 api ? api->status_name(status) : "MOOR_E_VERSION");
     return NULL;
 }
 
@@ -83,7 +84,8 @@ static int parse_config(moor_runtime *rt, PyObject *section, moor_config **out)
     return 0;
 }
 
-int moor_runtime_join(const char *engine, uint32_t roles, uint32_t rank, uint32_t world, uint32_t dp_rank, PyObject *section)
+int moor_runtime_join(const char *engine, uint32_t roles, uint32_t rank, uint32_t world, uint32_t dp_rank,
+                      PyObject *section)
 {
     moor_runtime *rt = moor_runtime_get();
     if (!rt->api) {
@@ -116,6 +118,8 @@ int moor_runtime_join(const char *engine, uint32_t roles, uint32_t rank, uint32_
     rt->api->config_values(config, &rt->config);
     rt->api->config_free(config); /* the process holds its own reference */
     moor_jp_set_strict(rt->config.on_error == MOOR_ON_ERROR_STRICT);
+    moor_runtime_log(3, "process %d joins instance %s in roles %#x, rank %u of %u", (int)getpid(),
+                     rt->api->process_instance(process), roles, rank, world);
     return 1;
 }
 
@@ -127,9 +131,7 @@ void moor_runtime_leave(void)
     moor_runtime gone = *rt;
     memset(rt, 0, sizeof(*rt));
     rt->api = gone.api;
-    Py_BEGIN_ALLOW_THREADS
-    if (gone.client)
-        gone.api->detach(gone.client);
+    Py_BEGIN_ALLOW_THREADS if (gone.client) gone.api->detach(gone.client);
     if (gone.store)
         gone.api->store_close(gone.store);
     gone.api->process_leave(gone.process);
@@ -144,10 +146,10 @@ moor_client *moor_runtime_client(void)
     moor_client *client = NULL;
     moor_status status;
     Py_BEGIN_ALLOW_THREADS
-    /* process_dir is <dir>/<instance>; attach takes <dir> from the environment that process_join exported. */
-    status = rt->api->attach(rt->api->process_instance(rt->process), NULL, 1.0, &client);
-    Py_END_ALLOW_THREADS
-    if (status) {
+        /* process_dir is <dir>/<instance>; attach takes <dir> from the environment that process_join exported. */
+        status = rt->api->attach(rt->api->process_instance(rt->process), NULL, 1.0, &client);
+    Py_END_ALLOW_THREADS if (status)
+    {
         moor_runtime_raise(status, "attaching to our own store");
         return NULL;
     }

@@ -53,7 +53,8 @@ int moor_vllm_free_request_before(moor_jp_call *call)
     }
     moor_status status = MOOR_OK;
     if (text)
-        status = rt->api->seal(rt->process, data_parallel_rank(call->self), text, (uint32_t)len, rows > 0 ? (uint64_t)rows : 0, flags);
+        status = rt->api->seal(rt->process, data_parallel_rank(call->self), text, (uint32_t)len,
+                               rows > 0 ? (uint64_t)rows : 0, flags);
     Py_XDECREF(id);
     if (status) {
         moor_runtime_raise(status, "seal");
@@ -116,13 +117,36 @@ int moor_vllm_reset_prefix_after(moor_jp_call *call)
 /* Methods of a worker that are known to leave the weights alone, or that have join points of their own in the worker. */
 static int is_harmless(const char *method)
 {
-    static const char *const exact[] = {"check_health", "profile", "list_loras", "pin_lora", "execute_model", "sample_tokens",
-                                        "sleep", "wake_up", "determine_available_memory", "compile_or_warm_up_model",
-                                        "initialize_from_config", "initialize_cache", "init_device", "load_model",
-                                        "init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update",
-                                        "start_draft_weight_update", "update_weights", "finish_weight_update", "reload_weights",
-                                        "add_lora", "remove_lora", "synchronize_device", "take_draft_token_ids", "shutdown",
-                                        "compute_weight_checksums", "execute_dummy_batch", "supported_tasks", NULL};
+    static const char *const exact[] = {"check_health",
+                                        "profile",
+                                        "list_loras",
+                                        "pin_lora",
+                                        "execute_model",
+                                        "sample_tokens",
+                                        "sleep",
+                                        "wake_up",
+                                        "determine_available_memory",
+                                        "compile_or_warm_up_model",
+                                        "initialize_from_config",
+                                        "initialize_cache",
+                                        "init_device",
+                                        "load_model",
+                                        "init_weight_transfer_engine",
+                                        "shutdown_weight_transfer_engine",
+                                        "start_weight_update",
+                                        "start_draft_weight_update",
+                                        "update_weights",
+                                        "finish_weight_update",
+                                        "reload_weights",
+                                        "add_lora",
+                                        "remove_lora",
+                                        "synchronize_device",
+                                        "take_draft_token_ids",
+                                        "shutdown",
+                                        "compute_weight_checksums",
+                                        "execute_dummy_batch",
+                                        "supported_tasks",
+                                        NULL};
     static const char *const prefixes[] = {"get_", "is_", "has_", "reset_", "report_", "list_", NULL};
     for (int i = 0; exact[i]; i++)
         if (!strcmp(method, exact[i]))

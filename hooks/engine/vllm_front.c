@@ -98,7 +98,8 @@ int moor_vllm_generate_error(moor_jp_call *call)
 {
     admission *a = call->state;
     if (a && !PyErr_GivenExceptionMatches(call->exc, PyExc_GeneratorExit))
-        a->outcome = PyErr_GivenExceptionMatches(call->exc, PyExc_Exception) ? MOOR_OUTCOME_FAILED : MOOR_OUTCOME_ABORTED;
+        a->outcome =
+            PyErr_GivenExceptionMatches(call->exc, PyExc_Exception) ? MOOR_OUTCOME_FAILED : MOOR_OUTCOME_ABORTED;
     return MOOR_JP_OK;
 }
 
@@ -288,7 +289,8 @@ int moor_vllm_completion_output_after(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();
     PyObject *reason = moor_jp_param(call, 1);
-    if (!rt->process || !rt->config.record_enabled || rt->config.deliver == MOOR_DELIVER_NONE || !reason || reason == Py_None)
+    if (!rt->process || !rt->config.record_enabled || rt->config.deliver == MOOR_DELIVER_NONE || !reason ||
+        reason == Py_None)
         return MOOR_JP_OK;
     long long prompt = moor_py_int(call->self, "prompt_len", 0), tokens = output_tokens(call->self);
     PyObject *id = moor_py_path(call->self, "request_id");
@@ -300,7 +302,8 @@ int moor_vllm_completion_output_after(moor_jp_call *call)
     }
     delivery.rows = (uint64_t)(prompt + tokens - (tokens > 0));
     delivery.start = (uint64_t)moor_py_int(call->self, "moor_prompt_start", 0);
-    PyObject *field = rt->config.deliver == MOOR_DELIVER_REF ? moor_deliver_ref(&delivery) : moor_deliver_array(&delivery);
+    PyObject *field =
+        rt->config.deliver == MOOR_DELIVER_REF ? moor_deliver_ref(&delivery) : moor_deliver_array(&delivery);
     int failed = !field || PyObject_SetAttrString(call->result, "routed_experts", field);
     Py_XDECREF(field);
     Py_XDECREF(id);

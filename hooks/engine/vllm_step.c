@@ -17,7 +17,7 @@ typedef struct tracked {
     UT_hash_handle hh;
     int32_t *blocks;
     uint32_t n_blocks, cap_blocks, rows_hint;
-    int aliased; /* the store knows the request's other ids */
+    int aliased;   /* the store knows the request's other ids */
     uint64_t next; /* where a plain continuation starts; anything else means the list may have been replaced */
     char id[];
 } tracked;
@@ -86,7 +86,8 @@ static void add_aliases(const char *id, size_t len)
     if (dash > begin + 1 && dash < end && dash[-1] == '-') {
         unsigned long prompt = strtoul(dash, NULL, 10);
         /* open_many's order: by prompt, then by sibling. */
-        rt->api->request_alias(rt->store, id, (uint32_t)len, begin, (uint32_t)(dash - 1 - begin), (uint32_t)(prompt << 16 | (child & 0xffff)));
+        rt->api->request_alias(rt->store, id, (uint32_t)len, begin, (uint32_t)(dash - 1 - begin),
+                               (uint32_t)(prompt << 16 | (child & 0xffff)));
     }
 }
 
@@ -184,7 +185,8 @@ static int open_view(batch_view *v)
     v->scheduled = moor_py_path(step.output, "num_scheduled_tokens");
     v->spec = moor_py_path(step.output, "scheduled_spec_decode_tokens");
     if (!v->req_ids || !v->computed || !v->states || !v->scheduled) {
-        PyErr_SetString(PyExc_AttributeError, "the runner's batch has no req_ids, num_computed_tokens_cpu, requests or num_scheduled_tokens");
+        PyErr_SetString(PyExc_AttributeError,
+                        "the runner's batch has no req_ids, num_computed_tokens_cpu, requests or num_scheduled_tokens");
         return -1;
     }
     if (PyObject_GetBuffer(v->computed, &v->computed_view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT))
@@ -201,7 +203,8 @@ static int64_t computed_at(const batch_view *v, Py_ssize_t i)
 {
     if (i >= v->computed_view.len / v->computed_view.itemsize)
         return -1;
-    return v->computed_view.itemsize == 4 ? ((const int32_t *)v->computed_view.buf)[i] : ((const int64_t *)v->computed_view.buf)[i];
+    return v->computed_view.itemsize == 4 ? ((const int32_t *)v->computed_view.buf)[i]
+                                          : ((const int64_t *)v->computed_view.buf)[i];
 }
 
 /* Request i of the batch into step.batch[step.n]; 0, 1 (not scheduled in this step), or -1 with an error. */
@@ -226,7 +229,8 @@ static int read_request(const batch_view *v, Py_ssize_t i)
         t = track_new(text, (size_t)len, state);
     if (!t || count <= 0 || start < 0 || track_blocks(t, state, (uint64_t)start, (uint32_t)count)) {
         if (!PyErr_Occurred())
-            PyErr_Format(PyExc_ValueError, "request %s: %ld tokens scheduled from position %lld", text, count, (long long)start);
+            PyErr_Format(PyExc_ValueError, "request %s: %ld tokens scheduled from position %lld", text, count,
+                         (long long)start);
         Py_XDECREF(state);
         Py_DECREF(id);
         return -1;

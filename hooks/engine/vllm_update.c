@@ -183,11 +183,9 @@ int moor_vllm_wake_up_before(moor_jp_call *call)
     device_name(call->self, device, sizeof(device));
     moor_barrier_result result = MOOR_BARRIER_RESULT_INIT;
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = rt->api->resume_arrive(rt->process, rank, world, replica, device, rt->config.barrier_timeout_s, &result);
-    Py_END_ALLOW_THREADS
-    if (status == MOOR_OK)
-        return MOOR_JP_OK;
+    Py_BEGIN_ALLOW_THREADS status =
+        rt->api->resume_arrive(rt->process, rank, world, replica, device, rt->config.barrier_timeout_s, &result);
+    Py_END_ALLOW_THREADS if (status == MOOR_OK) return MOOR_JP_OK;
     moor_runtime_raise(status, "the KV cache is not resumed");
     return rt->config.barrier_mode == MOOR_MODE_ENFORCE ? MOOR_JP_RAISE : MOOR_JP_FAILED;
 }

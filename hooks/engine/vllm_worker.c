@@ -128,7 +128,8 @@ static int bind_one(const bind_point *point, uint32_t column, int compiled)
         PyObject *number = PyLong_FromUnsignedLong(column);
         int failed = !number || PyObject_SetAttrString(point->module, "moor_column", number);
         Py_XDECREF(number);
-        return failed || moor_jp_wrap_attr(moor_vllm_jp("worker.moe_forward"), point->module, "forward_method") < 0 ? -1 : 0;
+        return failed || moor_jp_wrap_attr(moor_vllm_jp("worker.moe_forward"), point->module, "forward_method") < 0 ? -1
+                                                                                                                    : 0;
     }
     PyObject *fn = compiled ? moor_capture_compiled(column) : moor_capture_callable(column);
     if (!fn)
@@ -167,14 +168,16 @@ static int bind_model(PyObject *model, int compiled)
             goto out;
     }
     if (W.layers && W.layers != layers) {
-        PyErr_Format(PyExc_RuntimeError, "moor: the model had %u MoE layers when it was loaded and has %u now", W.layers, layers);
+        PyErr_Format(PyExc_RuntimeError, "moor: the model had %u MoE layers when it was loaded and has %u now",
+                     W.layers, layers);
         goto out;
     }
     free(W.layer_ids);
     W.layer_ids = ids;
     W.layers = layers;
     ids = NULL;
-    moor_jp_bound(moor_vllm_jp("worker.capture"), n && points[0].how == BIND_BYPASS ? "forward_method" : "capture_fn", layers);
+    moor_jp_bound(moor_vllm_jp("worker.capture"), n && points[0].how == BIND_BYPASS ? "forward_method" : "capture_fn",
+                  layers);
     result = (int)layers;
 out:
     free(ids);
@@ -184,7 +187,8 @@ out:
 
 static long long call_int(PyObject *object, const char *method)
 {
-    PyObject *value = object && PyObject_HasAttrString(object, method) ? PyObject_CallMethod(object, method, NULL) : NULL;
+    PyObject *value =
+        object && PyObject_HasAttrString(object, method) ? PyObject_CallMethod(object, method, NULL) : NULL;
     long long number = value ? PyLong_AsLongLong(value) : -1;
     if (PyErr_Occurred()) {
         PyErr_Clear();
@@ -207,8 +211,12 @@ static void read_geometry(PyObject *model_config)
 {
     static const char *const experts[] = {"hf_text_config.num_experts", "hf_text_config.n_routed_experts",
                                           "hf_text_config.num_local_experts", "hf_text_config.moe_num_experts", NULL};
-    static const char *const top_k[] = {"hf_text_config.num_experts_per_tok", "hf_text_config.num_experts_per_token",
-                                        "hf_text_config.moe_topk", "hf_text_config.moe_k", "hf_text_config.experts_per_token", NULL};
+    static const char *const top_k[] = {"hf_text_config.num_experts_per_tok",
+                                        "hf_text_config.num_experts_per_token",
+                                        "hf_text_config.moe_topk",
+                                        "hf_text_config.moe_k",
+                                        "hf_text_config.experts_per_token",
+                                        NULL};
     static const char *const layers[] = {"hf_text_config.num_hidden_layers", "hf_text_config.n_layers", NULL};
     W.num_experts = geometry(model_config, "get_num_experts", experts);
     W.top_k = geometry(model_config, "get_num_experts_per_tok", top_k);
@@ -260,7 +268,8 @@ static int bind_loaded(PyObject *runner, PyObject *model, PyObject *vllm_config)
     if (layers == 0)
         return refuse_or_warn("no MoE router was found in the model");
     if (!W.num_experts || !W.top_k || !W.model_layers)
-        return refuse_or_warn("the model's configuration does not say how many experts, experts per token or layers it has");
+        return refuse_or_warn(
+            "the model's configuration does not say how many experts, experts per token or layers it has");
     W.runner = runner;
     moor_runtime_log(2, "bound %d MoE layers: %u experts, %u per token", layers, W.num_experts, W.top_k);
     return MOOR_JP_OK;
