@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * moor-bench decode|prefill|lease|gate|open|barrier [N] — the C half of `make bench`; bench.py runs it and makes the table.
- * BENCH_REPETITIONS is how often each pair is measured (default 15).
+ * BENCH_REPETITIONS is how often each pair is measured (default 9).
  */
 #include "bench.h"
 
@@ -146,7 +146,7 @@ int main(int argc, char **argv)
                {"open", bench_open_read}};
     const char *which = argc > 1 ? argv[1] : "", *repetitions = getenv("BENCH_REPETITIONS");
     bench b = {.api = moor_get_api(MOOR_API_VERSION, NULL),
-               .repetitions = repetitions ? (uint32_t)atoi(repetitions) : 15};
+               .repetitions = repetitions ? (uint32_t)atoi(repetitions) : 9};
     if (!b.api)
         bench_die("libmoor has no table of version %u", MOOR_API_VERSION);
     if (!strcmp(which, "barrier") && argc > 2) {

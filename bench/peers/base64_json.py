@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 TOKENS, SHAPE = 4096, (48, 8)
-ROUNDS = int(os.environ.get("BENCH_REPETITIONS", "15"))
+ROUNDS = int(os.environ.get("BENCH_REPETITIONS", "9"))
 
 
 def serve(sock, rows):

@@ -14,7 +14,7 @@ from vllm.distributed.aux_output_connector.routed_experts import (
 from vllm.distributed.aux_output_connector.store import BackgroundBlockObjectStore, BlockObjectStore
 
 REQUESTS, STEPS, BLOCK, SHAPE, DTYPE = 256, 200, 16, (48, 8), np.dtype("uint8")
-ROUNDS = int(os.environ.get("BENCH_REPETITIONS", "15")) // 3 + 1
+ROUNDS = int(os.environ.get("BENCH_REPETITIONS", "9")) // 3 + 1
 BLOCK_BYTES = BLOCK * SHAPE[0] * SHAPE[1]
 
 
