@@ -334,6 +334,7 @@ static void a_stopped_server_is_given_up_in_time(void **state)
     start_consumer(&consumer);
     actor_say(&consumer, "ok x", "open x 1");
     kill(server.pid, SIGSTOP);
+    assert_int_equal(waitpid(server.pid, NULL, WUNTRACED), server.pid); /* all its threads have stopped */
     double begin = now_s();
     actor_say(&consumer, "MOOR_E_CLOSED the connection to store 0 of instance \"default\" is closed: the store did not answer in time", "open x 0");
     assert_true(now_s() - begin < 8);
