@@ -10,9 +10,10 @@
 #include "error.h"
 #include "heap.h"
 
-/* Read by our private jemalloc when it starts: no arenas, caches and threads that nobody asked for. */
+/* Read by our private jemalloc when it starts: no arenas, caches and threads that nobody asked for; and freed ranges are used again however
+ * large they have become (the default leaves those of more than 64 times the size alone, and takes fresh pages, which fault). */
 extern const char *moor_je_malloc_conf;
-const char *moor_je_malloc_conf = "narenas:1,tcache:false,background_thread:false";
+const char *moor_je_malloc_conf = "narenas:1,tcache:false,background_thread:false,lg_extent_max_active_fit:48";
 
 /* What "experimental.arenas_create_ext" takes (arena_config_t, which jemalloc.h does not declare). */
 typedef struct arena_config {

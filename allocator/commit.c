@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "commit.h"
 
+#include <string.h>
+
 #include "error.h"
 #include "plan.h"
 
@@ -44,22 +46,34 @@ static void take_rows(moor_records *records, const moor_step_entry *entry, uint6
         moor_rows_append_missing(&record->rows, keep, MOOR_REASON_LAYER_MISSING);
         return;
     }
-    for (uint32_t s = entry->span; keep && s < entry->span + entry->n_spans; s++) {
-        uint32_t n = keep < step->spans[s].n ? (uint32_t)keep : step->spans[s].n;
-        moor_block *block = step->span_block[s];
-        moor_block_stamp(block, step->span_first[s], step->epoch);
-        moor_rows_append(&record->rows, block, step->span_first[s], n);
-        if (block == record->tail)
-            record->tail_used = step->span_first[s] + n;
+    for (uint32_t p = entry->piece; keep && p < entry->piece + entry->n_pieces; p++) {
+        const moor_step_piece *piece = &step->pieces[p];
+        uint32_t n = keep < piece->n ? (uint32_t)keep : piece->n;
+        moor_block_stamp(piece->block, piece->first, step->epoch);
+        moor_rows_append(&record->rows, piece->block, piece->first, n);
+        if (piece->block == record->tail)
+            record->tail_used = piece->first + n;
         keep -= n;
     }
     moor_rows_append_missing(&record->rows, keep, MOOR_REASON_ARENA_FULL);
 }
 
-static void release_spans(moor_records *records, const moor_step_entry *entry)
+static void release_pieces(moor_records *records, const moor_step_entry *entry)
 {
-    for (uint32_t s = entry->span; s < entry->span + entry->n_spans; s++)
-        moor_block_unref(&records->blocks, records->step.span_block[s]);
+    for (uint32_t p = entry->piece; p < entry->piece + entry->n_pieces; p++)
+        moor_block_unref(&records->blocks, records->step.pieces[p].block);
+}
+
+/* Staged rows go to their blocks. Needs no lock: nobody sees these rows before they are appended. */
+static void unstage(const moor_records *records)
+{
+    const moor_step *step = &records->step;
+    size_t row_bytes = records->row_bytes;
+    for (uint32_t p = 0; p < step->n_pieces; p++) {
+        const moor_step_piece *piece = &step->pieces[p];
+        if (piece->stage != MOOR_NOT_STAGED)
+            memcpy(piece->block->data + piece->first * row_bytes, step->stage + piece->stage * row_bytes, piece->n * row_bytes);
+    }
 }
 
 /* Puts a run of rows where they were missing; without memory for it they stay missing. */
@@ -88,7 +102,7 @@ static void commit_entry(moor_records *records, moor_step_entry *entry, const ui
     }
     if (entry->n_kv)
         tell_kv(records, entry, known);
-    release_spans(records, entry);
+    release_pieces(records, entry);
 }
 
 /* Rows of a prefix that were unknown at begin, because a request of the same step computed them. */
@@ -156,6 +170,8 @@ moor_status moor_records_step_commit(moor_records *records, const uint32_t *acce
         return status;
     step_sums sums = {0, 0, 0};
     int whole = step->n_captured == records->config.layers;
+    if (whole)
+        unstage(records);
     moor_records_lock(records);
     for (uint32_t i = 0; i < step->n; i++) {
         if (step->entries[i].record)
@@ -191,7 +207,7 @@ void moor_step_give_up(moor_records *records)
         if (!record)
             continue;
         moor_plan_fail_rows(record, entry->start + entry->count - entry->spec, MOOR_REASON_STEP_FAILED);
-        release_spans(records, entry);
+        release_pieces(records, entry);
         end_entry(records, record);
     }
     step->open = 0;

@@ -103,24 +103,40 @@ static moor_status make_tail(moor_records *records, moor_record_slot *record, ui
     return MOOR_OK;
 }
 
-static moor_status add_span(moor_step *step, moor_block *block, uint32_t first, uint32_t token, uint32_t n, uint32_t row_bytes)
+static moor_status reserve_piece(moor_step *step)
 {
-    if (step->n_spans == step->cap_spans) {
-        uint32_t cap = step->cap_spans ? step->cap_spans * 2 : 64;
-        moor_span *spans = moor_heap_realloc(step->spans, cap * sizeof(*spans));
-        step->spans = spans ? spans : step->spans;
-        moor_block **blocks = spans ? moor_heap_realloc(step->span_block, cap * sizeof(*blocks)) : NULL;
-        step->span_block = blocks ? blocks : step->span_block;
-        uint32_t *firsts = blocks ? moor_heap_realloc(step->span_first, cap * sizeof(*firsts)) : NULL;
-        step->span_first = firsts ? firsts : step->span_first;
-        if (!firsts)
-            return moor_fail(MOOR_E_NOMEM, "no memory for %u spans of a step", cap);
-        step->cap_spans = cap;
+    if (step->n_pieces < step->cap_pieces)
+        return MOOR_OK;
+    uint32_t cap = step->cap_pieces ? step->cap_pieces * 2 : 64;
+    moor_step_piece *pieces = moor_heap_realloc(step->pieces, cap * sizeof(*pieces));
+    step->pieces = pieces ? pieces : step->pieces;
+    moor_span *spans = pieces ? moor_heap_realloc(step->spans, cap * sizeof(*spans)) : NULL;
+    step->spans = spans ? spans : step->spans;
+    if (!spans)
+        return moor_fail(MOOR_E_NOMEM, "no memory for %u pieces of a step", cap);
+    step->cap_pieces = cap;
+    return MOOR_OK;
+}
+
+static moor_status add_piece(moor_step *step, moor_block *block, uint32_t first, uint32_t token, uint32_t n, uint32_t row_bytes)
+{
+    moor_status status = reserve_piece(step);
+    if (status)
+        return status;
+    uint8_t *rows = block->data + (size_t)first * row_bytes;
+    uint32_t stage = MOOR_NOT_STAGED;
+    if (n <= MOOR_STAGE_PIECE && step->staged + n <= MOOR_STAGE_ROWS) {
+        stage = step->staged;
+        rows = step->stage + (size_t)stage * row_bytes;
+        step->staged += n;
     }
     moor_block_ref(block); /* until commit: the record may go on to another tail in this step */
-    step->spans[step->n_spans] = (moor_span){block->data + (size_t)first * row_bytes, token, n};
-    step->span_block[step->n_spans] = block;
-    step->span_first[step->n_spans++] = first;
+    step->pieces[step->n_pieces++] = (moor_step_piece){block, first, n, stage};
+    moor_span *last = step->n_spans ? &step->spans[step->n_spans - 1] : NULL;
+    if (last && last->token + last->n == token && last->rows + (size_t)last->n * row_bytes == rows)
+        last->n += n;
+    else
+        step->spans[step->n_spans++] = (moor_span){rows, token, n};
     return MOOR_OK;
 }
 
@@ -133,7 +149,7 @@ static void plan_rows(moor_records *records, moor_step_entry *entry, const moor_
     uint32_t used = record->tail_used;
     uint64_t reach = entry->start + entry->count;
     uint64_t ahead = request->rows_hint > reach ? request->rows_hint - reach : 0;
-    entry->span = step->n_spans;
+    entry->piece = step->n_pieces;
     while (left) {
         if (!record->tail || used == record->tail->rows) {
             moor_block *before = record->tail;
@@ -142,14 +158,14 @@ static void plan_rows(moor_records *records, moor_step_entry *entry, const moor_
             used = record->tail == before ? used : 0;
         }
         uint32_t n = record->tail->rows - used < left ? record->tail->rows - used : left;
-        if (moor_block_reserve_run(record->tail) || moor_rows_reserve(&record->rows, step->n_spans - entry->span + 4) ||
-            add_span(step, record->tail, used, token, n, records->row_bytes))
+        if (moor_block_reserve_run(record->tail) || moor_rows_reserve(&record->rows, step->n_pieces - entry->piece + 4) ||
+            add_piece(step, record->tail, used, token, n, records->row_bytes))
             break;
         used += n;
         token += n;
         left -= n;
     }
-    entry->n_spans = step->n_spans - entry->span;
+    entry->n_pieces = step->n_pieces - entry->piece;
     entry->lost = left;
     if (left)
         moor_records_count(records, MOOR_C_ARENA_FULL, 1);

@@ -12,8 +12,12 @@ enum { CAPTURED = 1, REFUSED = 2, LATE_STEPS = 8 };
 
 moor_status moor_step_open(moor_records *records)
 {
-    records->step.captured = moor_heap_alloc(records->config.layers);
-    return records->step.captured ? MOOR_OK : moor_fail(MOOR_E_NOMEM, "no memory for the layers of a step");
+    moor_step *step = &records->step;
+    step->captured = moor_heap_alloc(records->config.layers);
+    step->stage = moor_heap_alloc((size_t)MOOR_STAGE_ROWS * records->row_bytes);
+    if (!step->captured || !step->stage)
+        return moor_fail(MOOR_E_NOMEM, "no memory for the layers and the stage of a step");
+    return MOOR_OK;
 }
 
 void moor_step_close(moor_records *records)
@@ -21,8 +25,8 @@ void moor_step_close(moor_records *records)
     moor_step *step = &records->step;
     moor_heap_free(step->entries);
     moor_heap_free(step->spans);
-    moor_heap_free(step->span_block);
-    moor_heap_free(step->span_first);
+    moor_heap_free(step->pieces);
+    moor_heap_free(step->stage);
     moor_heap_free(step->kv);
     moor_heap_free(step->captured);
     moor_heap_free(step->last);
@@ -105,7 +109,7 @@ moor_status moor_records_step_begin(moor_records *records, const moor_step_reque
     }
     step->epoch = epoch;
     step->number++;
-    step->n = step->tokens = step->n_spans = step->n_kv = step->n_captured = 0;
+    step->n = step->tokens = step->n_pieces = step->n_spans = step->staged = step->n_kv = step->n_captured = 0;
     memset(step->captured, 0, records->config.layers);
     for (uint32_t i = 0; i < n; i++) {
         moor_step_entry *entry = &step->entries[i];
@@ -149,19 +153,20 @@ uint32_t moor_records_step_tokens(const moor_records *records)
 static moor_status bad_id(const moor_records *records, uint32_t column, const moor_ids *ids, const moor_narrow *job)
 {
     const moor_step *step = &records->step;
-    for (uint32_t e = 0; e < step->n; e++) {
-        const moor_step_entry *entry = &step->entries[e];
-        for (uint32_t s = 0; s < entry->n_spans; s++) {
-            const moor_span *span = &step->spans[entry->span + s];
-            for (uint64_t i = 0; i < (uint64_t)span->n * job->k; i++) {
-                uint32_t token = span->token + (uint32_t)(i / job->k);
-                const uint8_t *at = job->source + (ptrdiff_t)token * job->token_bytes + (ptrdiff_t)(i % job->k) * job->k_bytes;
-                int64_t id = moor_id_load(at, ids->dtype);
-                if (id < 0 || id >= (int64_t)records->config.num_experts)
-                    return moor_fail(MOOR_E_RANGE, "request %s: token %llu, layer %d: id %lld, the model has %u experts",
-                                     entry->record->id, (unsigned long long)(entry->start + token - entry->token),
-                                     records->layer_ids[column], (long long)id, records->config.num_experts);
-            }
+    for (uint32_t s = 0; s < step->n_spans; s++) {
+        const moor_span *span = &step->spans[s];
+        for (uint64_t i = 0; i < (uint64_t)span->n * job->k; i++) {
+            uint32_t token = span->token + (uint32_t)(i / job->k);
+            const uint8_t *at = job->source + (ptrdiff_t)token * job->token_bytes + (ptrdiff_t)(i % job->k) * job->k_bytes;
+            int64_t id = moor_id_load(at, ids->dtype);
+            if (id >= 0 && id < (int64_t)records->config.num_experts)
+                continue;
+            const moor_step_entry *entry = step->entries;
+            while (token >= entry->token + entry->count)
+                entry++;
+            return moor_fail(MOOR_E_RANGE, "request %s: token %llu, layer %d: id %lld, the model has %u experts", entry->record->id,
+                             (unsigned long long)(entry->start + token - entry->token), records->layer_ids[column], (long long)id,
+                             records->config.num_experts);
         }
     }
     return moor_fail(MOOR_E_RANGE, "layer column %u: an id of %u experts is out of range and was gone when looked for: the source changed "

@@ -17,22 +17,35 @@ typedef struct moor_step_entry {
     moor_record_slot *record; /* NULL: nothing is recorded for it */
     uint64_t start;
     uint32_t token, count, spec, skip;
-    uint32_t span, n_spans; /* of step->spans: where rows start + skip… go, as far as there was room */
+    uint32_t piece, n_pieces; /* of step->pieces: where rows start + skip… go, as far as there was room */
     uint32_t kv, n_kv;      /* of step->kv: ids of the KV blocks from number kv_first on */
     uint64_t kv_first;
     uint64_t gap_from, gap_to; /* rows before `start` that the KV index did not know at begin; equal: none */
     uint32_t lost;          /* last rows for which there was no room */
 } moor_step_entry;
 
+/* Rows first…first+n-1 of a block are this step's. They are captured there, or into rows stage… of the step's stage: a decode step's rows
+ * lie one to a page in as many blocks as it has requests, often at the same place of a page, and 48 layers would each miss the
+ * cache on each of them. Staged they are one compact piece, and commit copies each whole. */
+typedef struct moor_step_piece {
+    moor_block *block;
+    uint32_t first, n;
+    uint32_t stage; /* MOOR_NOT_STAGED: captured in place */
+} moor_step_piece;
+
+enum { MOOR_STAGE_ROWS = 2048, MOOR_STAGE_PIECE = 8 /* larger pieces are captured in place */ };
+#define MOOR_NOT_STAGED UINT32_MAX
+
 typedef struct moor_step {
     int open;
     uint64_t epoch, number; /* number: of the step, from 1 */
     uint32_t tokens, n, cap;
     moor_step_entry *entries;
-    moor_span *spans;
-    moor_block **span_block; /* [n_spans] where span i lies: block and row */
-    uint32_t *span_first;
-    uint32_t n_spans, cap_spans;
+    moor_step_piece *pieces;
+    moor_span *spans; /* what capture writes: neighbours in source and target are one */
+    uint32_t n_pieces, n_spans, cap_pieces;
+    uint8_t *stage; /* [MOOR_STAGE_ROWS] rows */
+    uint32_t staged;
     int32_t *kv;
     uint32_t n_kv, cap_kv;
     uint8_t *captured; /* [layers] 0 not yet, 1 stored, 2 refused */
