@@ -12,6 +12,7 @@ import collections
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -58,12 +59,18 @@ def plan(python, only):
     return [cmd for groups, cmd in todo if not only or only in groups.split()], skipped
 
 
-def run(command, env=None):
+def run(command, env=None, timeout=540):
     clean = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "MOOR_INSTANCE", "MOOR_CONFIG", "MOOR_DIR")}
-    got = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=540, env={**clean, **(env or {})})
-    if got.returncode:
-        sys.exit(f"{' '.join(command)}: exit {got.returncode}\n{got.stderr[-3000:]}")
-    return [json.loads(line) for line in got.stdout.splitlines() if line.startswith("{")]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**clean, **(env or {})})
+    try:
+        out, err = child.communicate(timeout=timeout)
+    except BaseException:
+        child.terminate()  # it has servers of its own to stop
+        child.wait(60)
+        raise
+    if child.returncode:
+        sys.exit(f"{' '.join(command)}: exit {child.returncode}\n{err[-3000:]}")
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
 def measure(commands, rounds):
@@ -81,7 +88,7 @@ def measure(commands, rounds):
 def engine(rounds, python):
     env = {"MOOR_BUILD_DIR": os.environ.get("MOOR_BUILD_DIR", os.path.join(ROOT, "build"))}
     out = {}
-    for sample in run([python, os.path.join(HERE, "peers", "engine_overhead.py"), str(rounds)], env):
+    for sample in run([python, os.path.join(HERE, "peers", "engine_overhead.py"), str(rounds)], env, timeout=1800):
         out.setdefault(sample["name"], {})[sample["what"]] = (sample["unit"], sample["values"])
     return out
 
@@ -141,6 +148,7 @@ def main():
     p.add_argument("--write-docs", action="store_true")
     p.add_argument("--only", choices=("decode", "prefill", "lease", "gate", "open", "barrier", "engine"))
     a = p.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     python = engine_python()
     results, skipped = {}, []
     if a.only != "engine":

@@ -3,12 +3,14 @@
 the idle one is stopped.  engine_overhead.py ROUNDS"""
 import json
 import os
+import signal
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests", "engines", "lib"))
 from moorlab import load, models, paths, server  # noqa: E402
 
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers stop on the way out
 rounds = int(sys.argv[1])
 build = paths.find_moor()
 if build is None:
