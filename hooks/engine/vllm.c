@@ -4,6 +4,8 @@
  * attribute. "vllm.v1.worker.gpu.model_runner" is the V2 runner of GPU builds.
  */
 #include "vllm.h"
+#include "admission.h"
+#include "window.h"
 
 #include <string.h>
 
@@ -35,9 +37,9 @@ static const moor_jp joinpoints[] = {
      .flags = MOOR_JP_REQUIRED,
      .params = {"prompt", "sampling_params", "request_id"},
      .before = moor_vllm_generate_before,
-     .after = moor_vllm_generate_after,
-     .error = moor_vllm_generate_error,
-     .finish = moor_vllm_generate_finish},
+     .after = moor_admission_after,
+     .error = moor_admission_error,
+     .finish = moor_admission_finish},
     {.name = "frontend.pause",
      .role = "frontend",
      .targets = {FRONT "pause_generation"},
@@ -58,17 +60,17 @@ static const moor_jp joinpoints[] = {
      .role = "frontend",
      .targets = {FRONT "start_weight_update"},
      .before = moor_vllm_start_update_before,
-     .error = moor_vllm_update_error},
+     .error = moor_gate_update_error},
     {.name = "frontend.update_weights",
      .role = "frontend",
      .targets = {FRONT "update_weights"},
-     .error = moor_vllm_update_error},
+     .error = moor_gate_update_error},
     {.name = "frontend.finish_weight_update",
      .role = "frontend",
      .targets = {FRONT "finish_weight_update"},
      .params = {"weight_version"},
      .after = moor_vllm_finish_update_after,
-     .error = moor_vllm_update_error},
+     .error = moor_gate_update_error},
     {.name = "frontend.request_state",
      .role = "frontend",
      .targets = {"vllm.v1.engine.output_processor:RequestState.from_new_request"},
@@ -212,12 +214,12 @@ static const moor_jp joinpoints[] = {
      .role = "worker",
      .targets = {"gc:collect"},
      .flags = MOOR_JP_PINNED,
-     .before = moor_vllm_gc_before},
+     .before = moor_window_gc_before},
     {.name = "worker.empty_cache",
      .role = "worker",
      .targets = {"torch.accelerator:empty_cache", "torch.cuda:empty_cache"},
      .flags = MOOR_JP_PINNED,
-     .before = moor_vllm_empty_cache_before},
+     .before = moor_window_empty_cache_before},
 };
 
 static const char *const packages[] = {"vllm", NULL};

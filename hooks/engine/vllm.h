@@ -22,9 +22,6 @@ const moor_jp *moor_vllm_jp(const char *name);
 /* vllm_front.c */
 int moor_vllm_front_init(moor_jp_call *call);
 int moor_vllm_generate_before(moor_jp_call *call);
-int moor_vllm_generate_after(moor_jp_call *call);
-int moor_vllm_generate_error(moor_jp_call *call);
-void moor_vllm_generate_finish(moor_jp_call *call);
 int moor_vllm_request_state_after(moor_jp_call *call);
 int moor_vllm_completion_output_after(moor_jp_call *call);
 int moor_vllm_base64_before(moor_jp_call *call);
@@ -35,7 +32,6 @@ int moor_vllm_resume_after(moor_jp_call *call);
 int moor_vllm_sleep_before(moor_jp_call *call);
 int moor_vllm_wake_after(moor_jp_call *call);
 int moor_vllm_start_update_before(moor_jp_call *call);
-int moor_vllm_update_error(moor_jp_call *call);
 int moor_vllm_finish_update_after(moor_jp_call *call);
 
 /* vllm_core.c */
@@ -69,7 +65,5 @@ int moor_vllm_reload_after(moor_jp_call *call);
 int moor_vllm_load_weights_after(moor_jp_call *call);
 int moor_vllm_lora_after(moor_jp_call *call);
 int moor_vllm_wake_up_before(moor_jp_call *call);
-int moor_vllm_gc_before(moor_jp_call *call);
-int moor_vllm_empty_cache_before(moor_jp_call *call);
 
 #endif

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "admission.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+typedef struct {
+    moor_ticket ticket;
+    uint64_t deadline_ns;
+    uint32_t outcome;
+} admission;
+
+static struct {
+    int keep;
+    uint64_t drain_until_ns;
+} gate;
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+int moor_gate_enforced(void)
+{
+    const moor_runtime *rt = moor_runtime_get();
+    return rt->process && rt->config.gate_mode == MOOR_MODE_ENFORCE;
+}
+
+int moor_gate_on(void)
+{
+    const moor_runtime *rt = moor_runtime_get();
+    return rt->process && rt->config.gate_mode != MOOR_MODE_OFF;
+}
+
+/* How long an asynchronous wait sleeps between looks at the gate: short at first, then as a person would not notice. */
+static int await_a_moment(moor_jp_call *call)
+{
+    PyObject *asyncio = PyImport_ImportModule("asyncio");
+    PyObject *awaitable = asyncio ? PyObject_CallMethod(asyncio, "sleep", "d", call->rounds < 10 ? 0.002 : 0.02) : NULL;
+    Py_XDECREF(asyncio);
+    return moor_jp_set_awaitable(call, awaitable) ? MOOR_JP_FAILED : MOOR_JP_AWAIT;
+}
+
+/* ---- requests ------------------------------------------------------------------------------------------------------ */
+
+int moor_admission_before(moor_jp_call *call, const char *id, Py_ssize_t id_len, uint32_t records)
+{
+    moor_runtime *rt = moor_runtime_get();
+    if (!moor_gate_on() || !id)
+        return MOOR_JP_OK;
+    admission *a = call->state;
+    if (!a) {
+        a = call->state = calloc(1, sizeof(*a));
+        if (!a)
+            return PyErr_NoMemory(), MOOR_JP_FAILED;
+        a->outcome = MOOR_OUTCOME_ABORTED; /* until it ends well */
+        a->deadline_ns = now_ns() + (uint64_t)(rt->config.weights_timeout_s * 1e9);
+    }
+    moor_status status = rt->api->gate_enter(rt->process, id, (uint32_t)id_len, records, 0.0, &a->ticket);
+    if (status == MOOR_OK)
+        return MOOR_JP_OK;
+    if (status == MOOR_E_TIMEOUT && moor_gate_enforced() && now_ns() < a->deadline_ns)
+        return await_a_moment(call);
+    moor_runtime_raise(status, "admission");
+    /* A full ticket table must not cost a request; a request that the gate refuses in enforce must not run. */
+    return moor_gate_enforced() && status != MOOR_E_FULL ? MOOR_JP_RAISE : MOOR_JP_FAILED;
+}
+
+int moor_admission_after(moor_jp_call *call)
+{
+    admission *a = call->state;
+    if (a)
+        a->outcome = MOOR_OUTCOME_FINISHED;
+    return MOOR_JP_OK;
+}
+
+int moor_admission_error(moor_jp_call *call)
+{
+    admission *a = call->state;
+    if (a && !PyErr_GivenExceptionMatches(call->exc, PyExc_GeneratorExit))
+        a->outcome =
+            PyErr_GivenExceptionMatches(call->exc, PyExc_Exception) ? MOOR_OUTCOME_FAILED : MOOR_OUTCOME_ABORTED;
+    return MOOR_JP_OK;
+}
+
+void moor_admission_finish(moor_jp_call *call)
+{
+    admission *a = call->state;
+    moor_runtime *rt = moor_runtime_get();
+    if (a && a->ticket.id && rt->process)
+        rt->api->gate_leave(rt->process, &a->ticket, a->outcome, NULL);
+    free(a);
+    call->state = NULL;
+}
+
+/* ---- pauses and updates -------------------------------------------------------------------------------------------- */
+
+void moor_gate_close(int keep)
+{
+    moor_runtime *rt = moor_runtime_get();
+    if (!moor_gate_on())
+        return;
+    if (keep >= 0)
+        gate.keep = keep;
+    rt->api->gate_seal(rt->process);
+    gate.drain_until_ns = now_ns() + (uint64_t)(rt->config.drain_timeout_s * 1e9);
+}
+
+static int drained(moor_status status)
+{
+    if (status == MOOR_OK || !moor_gate_enforced())
+        return MOOR_JP_OK;
+    moor_runtime_raise(status, "drain");
+    return MOOR_JP_RAISE;
+}
+
+int moor_gate_drain(moor_jp_call *call)
+{
+    moor_runtime *rt = moor_runtime_get();
+    if (!moor_gate_on() || gate.keep)
+        return MOOR_JP_OK;
+    moor_status status = rt->api->gate_drain(rt->process, 0.0);
+    if (status == MOOR_E_TIMEOUT && moor_gate_enforced() && now_ns() < gate.drain_until_ns)
+        return await_a_moment(call);
+    return drained(status);
+}
+
+int moor_gate_drain_blocking(void)
+{
+    moor_runtime *rt = moor_runtime_get();
+    if (!moor_gate_on() || gate.keep)
+        return MOOR_JP_OK;
+    double timeout = moor_gate_enforced() ? rt->config.drain_timeout_s : 0.0;
+    moor_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = rt->api->gate_drain(rt->process, timeout);
+    Py_END_ALLOW_THREADS
+    return drained(status);
+}
+
+int moor_gate_drain_now(void)
+{
+    moor_runtime *rt = moor_runtime_get();
+    return !moor_gate_on() || gate.keep ? MOOR_JP_OK : drained(rt->api->gate_drain(rt->process, 0.0));
+}
+
+int moor_gate_installed(const char *label)
+{
+    moor_runtime *rt = moor_runtime_get();
+    if (!rt->process)
+        return MOOR_JP_OK;
+    rt->api->weights_end(rt->process, 1, NULL);
+    moor_gate_status now = MOOR_GATE_STATUS_INIT;
+    if (!moor_gate_on() || rt->api->gate_status(rt->process, &now) || now.state == MOOR_GATE_OPEN) {
+        if (label)
+            rt->api->weights_label(rt->process, label);
+        return MOOR_JP_OK;
+    }
+    moor_status status = rt->api->gate_install(rt->process, label, gate.keep || !moor_gate_enforced(), NULL);
+    if (status == MOOR_OK)
+        return MOOR_JP_OK;
+    moor_runtime_raise(status, "install");
+    return moor_gate_enforced() ? MOOR_JP_RAISE : MOOR_JP_FAILED;
+}
+
+int moor_gate_update_error(moor_jp_call *call)
+{
+    moor_runtime *rt = moor_runtime_get();
+    PyObject *text = PyObject_Str(call->exc);
+    const char *why = moor_py_text(text, NULL);
+    if (rt->process)
+        rt->api->weights_end(rt->process, 0, why ? why : "the engine raised");
+    PyErr_Clear();
+    Py_XDECREF(text);
+    return MOOR_JP_OK;
+}
+
+int moor_gate_open(void)
+{
+    moor_runtime *rt = moor_runtime_get();
+    if (!moor_gate_on())
+        return MOOR_JP_OK;
+    gate.keep = 0;
+    moor_status status = rt->api->gate_reopen(rt->process, 0.0);
+    if (status == MOOR_OK)
+        return MOOR_JP_OK;
+    moor_runtime_raise(status, "reopen");
+    return moor_gate_enforced() ? MOOR_JP_RAISE : MOOR_JP_FAILED;
+}

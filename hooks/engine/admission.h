@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * admission.h — the front end's side of the gate, the same for every engine: requests pass it, pauses and updates drive it.
+ *
+ * Who calls it: the adapters' front end callbacks, with the GIL held. What it owns: the gate's progress as this process
+ * drives it (keep, deadline of the drain), and one admission per generate call, in call->state. Protected by the GIL.
+ * Every function is harmless while Moor is off. Policy is below the ABI; here is only what waits, and how.
+ */
+#ifndef MOOR_HOOKS_ENGINE_ADMISSION_H
+#define MOOR_HOOKS_ENGINE_ADMISSION_H
+
+#include "runtime.h"
+
+int moor_gate_on(void);       /* gate.mode is observe or enforce */
+int moor_gate_enforced(void); /* gate.mode is enforce */
+
+/* A generate call (coroutine or async generator). before: waits without blocking the event loop; the others end it. */
+int moor_admission_before(moor_jp_call *call, const char *id, Py_ssize_t id_len, uint32_t records);
+int moor_admission_after(moor_jp_call *call);
+int moor_admission_error(moor_jp_call *call);
+void moor_admission_finish(moor_jp_call *call);
+
+/* keep: 1 = requests in flight are kept across, there is nothing to wait for; 0 = they end; -1 = as it was. */
+void moor_gate_close(int keep);
+/* Waits for the requests in flight; observe looks once. `drain` is for coroutines, `drain_blocking` for a plain function
+ * that does not run on the event loop, `drain_now` for one that does: it never waits. What moor_jp callbacks answer. */
+int moor_gate_drain(moor_jp_call *call);
+int moor_gate_drain_blocking(void);
+int moor_gate_drain_now(void);
+/* The update succeeded: its version is installed when the gate was closed for it, else only labelled. */
+int moor_gate_installed(const char *label);
+/* The update raised (call->exc): the version is unknown. */
+int moor_gate_update_error(moor_jp_call *call);
+int moor_gate_open(void);
+
+#endif
