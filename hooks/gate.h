@@ -47,8 +47,9 @@ void moor_gate_set_poison(moor_state *state, const char *reason);
 
 /* A record became terminal in the store (sealed and finalised, complete or not; also a seal for a request of which no row was
  * ever recorded). id: the core's id; alias: the front end's, all-zero when none. The ticket of either has one record less to wait
- * for. Any thread of any process; takes microseconds, no system call unless the gate is closed. */
-void moor_gate_record_stored(moor_state *state, moor_hash128 id, moor_hash128 alias, uint64_t rows);
+ * for. Any thread of any process; takes microseconds, no system call unless the gate is closed. 1 when a ticket was found: a store that
+ * knows further ids tries them only after 0. */
+int moor_gate_record_stored(moor_state *state, moor_hash128 id, moor_hash128 alias, uint64_t rows);
 
 /* A ticket's cell was freed: wakes a drain when there may be one. */
 void moor_gate_ticket_settled(moor_state *state);

@@ -15,9 +15,9 @@ static void tell_gate(void *user, const moor_sealed_event *event)
 {
     moor_store *store = user;
     moor_hash128 none = {0, 0};
-    moor_gate_record_stored(store->process->state, event->ids[0], event->n_ids > 1 ? event->ids[1] : none, event->rows);
-    for (uint32_t i = 2; i < event->n_ids; i++)
-        moor_gate_record_stored(store->process->state, none, event->ids[i], event->rows);
+    for (uint32_t i = 0; i < event->n_ids; i++)
+        if (moor_gate_record_stored(store->process->state, event->ids[i], none, event->rows))
+            return;
 }
 
 static moor_status check_args(const moor_store_args *args)

@@ -156,12 +156,11 @@ static int record_stored(moor_state *state, moor_hash128 hash, uint64_t rows)
     return 0;
 }
 
-void moor_gate_record_stored(moor_state *state, moor_hash128 id, moor_hash128 alias, uint64_t rows)
+int moor_gate_record_stored(moor_state *state, moor_hash128 id, moor_hash128 alias, uint64_t rows)
 {
     if (!moor_hash_none(id) && record_stored(state, id, rows))
-        return;
-    if (!moor_hash_none(alias) && !moor_hash_equal(id, alias))
-        record_stored(state, alias, rows);
+        return 1;
+    return !moor_hash_none(alias) && !moor_hash_equal(id, alias) && record_stored(state, alias, rows);
 }
 
 uint32_t moor_ticket_next(moor_state *state, uint32_t from)

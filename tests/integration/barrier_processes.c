@@ -393,6 +393,26 @@ static void S5_3_a_rank_killed_before_it_arrived_breaks_the_round(void **state)
     assert_true(ms_between(begun, atomic_load(&shared->ended_ns[0])) < 1000);
 }
 
+/* A rank that died and came back is late, not dead. */
+static void S5_3_a_restarted_rank_is_not_dead(void **state)
+{
+    (void)state;
+    pid_t dies = rank_of(only_live, 1), waits, lives;
+    await(&shared->ready, 1);
+    kill(dies, SIGKILL);
+    assert_int_equal(support_wait(dies), 128 + SIGKILL);
+    lives = rank_of(only_live, 1);
+    await(&shared->ready, 2);
+    waits = rank_of(arrive_once, 0);
+    await_arrived(0);
+    support_sleep_ms(350);
+    assert_int_equal(atomic_load(&shared->ended_ns[0]), 0);
+    kill(waits, SIGKILL);
+    kill(lives, SIGKILL);
+    assert_int_equal(support_wait(waits), 128 + SIGKILL);
+    assert_int_equal(support_wait(lives), 128 + SIGKILL);
+}
+
 /* Both wait for a trainer; one of them looks after the hold. Whichever is killed, the other one notices. */
 static void S5_3_it_does_not_matter_who_dies(void **state)
 {
@@ -474,6 +494,7 @@ int main(void)
         WITH(start_observe, S5_3_observe_names_the_holder_and_goes_on),
         WITH(start_enforce, S5_3_a_rank_killed_while_waiting_breaks_the_round),
         WITH(start_enforce, S5_3_a_rank_killed_before_it_arrived_breaks_the_round),
+        WITH(start_enforce, S5_3_a_restarted_rank_is_not_dead),
         WITH(start_enforce, S5_3_it_does_not_matter_who_dies),
         WITH(start_enforce, S5_2_after_a_broken_round_the_next_one_is_whole),
         WITH(start_enforce, S5_2_many_rounds_by_eight_processes),

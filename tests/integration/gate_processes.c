@@ -225,6 +225,29 @@ static void S4_4_a_killed_waiter_does_not_poison(void **state)
     assert_ok(moor_gate_reopen(process, 1));
 }
 
+static void die_inside_enter(moor_process *self, int number)
+{
+    uint32_t index;
+    uint64_t word;
+    (void)number;
+    moor_ticket_claim(self->state, self->slot, 1, moor_id_hash("half-admitted", 13), &index, &word);
+    raise(SIGKILL);
+}
+
+/* Nor one whose process died between its claim and its admission. */
+static void S4_4_a_death_inside_enter_does_not_poison(void **state)
+{
+    (void)state;
+    pid_t child = child_of(MOOR_ROLE_FRONTEND, die_inside_enter, 0);
+    assert_int_equal(support_wait(child), 128 + SIGKILL);
+    assert_int_equal(status_now().in_flight, 1);
+    assert_ok(moor_gate_seal(process));
+    assert_ok(moor_gate_drain(process, 5));
+    assert_int_equal(status_now().in_flight, 0);
+    assert_int_equal(status_now().poisoned, 0);
+    assert_ok(moor_gate_reopen(process, 1));
+}
+
 /* ---- the dead -------------------------------------------------------------------------------------------------------- */
 
 static void hold_tickets(moor_process *self, int number)
@@ -454,6 +477,7 @@ int main(void)
         ENFORCED(S4_11_enter_against_seal),
         ENFORCED(S4_1_waiters_outlive_the_sealer),
         ENFORCED(S4_4_a_killed_waiter_does_not_poison),
+        ENFORCED(S4_4_a_death_inside_enter_does_not_poison),
         ENFORCED(S4_4_kill_9_of_a_ticket_holder_poisons),
         ENFORCED(S4_11_a_holder_killed_during_the_drain_is_found),
         ENFORCED(S4_4_death_between_end_and_record_poisons),

@@ -56,9 +56,9 @@ static moor_status enter(const char *id, uint32_t records, double timeout, moor_
     return moor_gate_enter(process, id, (uint32_t)strlen(id), records, timeout, ticket);
 }
 
-static void stored(const char *id, uint64_t rows)
+static int stored(const char *id, uint64_t rows)
 {
-    moor_gate_record_stored(process->state, moor_id_hash(id, strlen(id)), (moor_hash128){0, 0}, rows);
+    return moor_gate_record_stored(process->state, moor_id_hash(id, strlen(id)), (moor_hash128){0, 0}, rows);
 }
 
 static moor_gate_status status_now(void)
@@ -100,6 +100,8 @@ static void S4_1_a_ticket_leaves_once(void **state)
     assert_ok(enter("same", 0, 0, &b));
     assert_int_equal(b.id & 0xFFFF, copy.id & 0xFFFF); /* the same cell */
     assert_int_equal(moor_gate_leave(process, &copy, MOOR_OUTCOME_FINISHED, NULL), MOOR_E_STALE);
+    assert_int_equal(moor_gate_leave(process, &copy, MOOR_OUTCOME_UNKNOWN, NULL), MOOR_E_STALE);
+    assert_int_equal(status_now().poisoned, 0);
     assert_int_equal(status_now().in_flight, 1);
     assert_ok(moor_gate_leave(process, &b, MOOR_OUTCOME_FINISHED, NULL));
 }
@@ -381,8 +383,8 @@ static void S4_2_every_record_of_a_request_counts(void **state)
     assert_ok(enter("three-samples", 3, 0, &ticket));
     stored("three-samples", 10);
     stored("three-samples", 20);
-    stored("three-samples", 30);
-    stored("three-samples", 40); /* one too many is nobody's */
+    assert_int_equal(stored("three-samples", 30), 1);
+    assert_int_equal(stored("three-samples", 40), 0); /* one too many is nobody's */
     assert_ok(moor_gate_leave(process, &ticket, MOOR_OUTCOME_FINISHED, &receipt));
     assert_int_equal(receipt.rows, 60);
     assert_int_equal(status_now().in_flight, 0);
