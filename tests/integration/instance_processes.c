@@ -197,12 +197,38 @@ static void other_version_is_told_with_both_numbers(void **state)
     uint64_t magic = 1;
     assert_int_equal(pwrite(fd, &magic, sizeof(magic), 0), sizeof(magic));
     actor_say(&b, "MOOR_E_CORRUPT", "join {}");
+    magic = MOOR_STATE_MAGIC;
+    version = MOOR_STATE_VERSION;
+    assert_int_equal(pwrite(fd, &magic, sizeof(magic), 0), sizeof(magic));
+    assert_int_equal(pwrite(fd, &version, sizeof(version), offsetof(moor_state, version)), sizeof(version));
     assert_int_equal(ftruncate(fd, 100), 0);
     close(fd);
     actor_say(&b, "MOOR_E_CORRUPT", "join {}");
     /* the failed joiner took no part: the first one is alone, and its leaving removes everything */
     actor_exit(&b);
     actor_kill(&a);
+}
+
+/* What a dead process left in the state (a ticket, an arrival) names its slot: a newcomer takes another one. */
+static void the_slot_of_the_dead_is_taken_last(void **state)
+{
+    (void)state;
+    actor a, b, c;
+    char file[600];
+    uint32_t pid = 0;
+    actor_start(&a, NULL);
+    actor_say(&a, "ok default ", "join {}");
+    actor_start(&b, "MOOR_INSTANCE=default", NULL);
+    actor_say(&b, "ok default ", "join {}");
+    actor_kill(&b);
+    actor_start(&c, "MOOR_INSTANCE=default", NULL);
+    actor_say(&c, "ok default ", "join {}");
+    snprintf(file, sizeof(file), "%s/default/state", actors_dir);
+    int fd = open(file, O_RDONLY);
+    off_t cell = (off_t)(offsetof(moor_state, processes) + 2 * sizeof(moor_state_process) + offsetof(moor_state_process, pid));
+    assert_int_equal(pread(fd, &pid, sizeof(pid), cell), sizeof(pid));
+    close(fd);
+    assert_int_equal(pid, c.pid);
 }
 
 static void forked_child_has_nothing_and_joins_by_itself(void **state)
@@ -259,6 +285,7 @@ int main(void)
         TEST(foreign_directory_is_refused),
         TEST(candidates_are_tried_in_order),
         TEST(other_version_is_told_with_both_numbers),
+        TEST(the_slot_of_the_dead_is_taken_last),
         TEST(forked_child_has_nothing_and_joins_by_itself),
         TEST(racing_servers_get_names_of_their_own),
     };

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plugin/peer.c without sockets: opens that wait, and what a slow or hostile consumer can make of it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "plugin/peer.h"
+#include "plugin/process.h"
+
+static char dir[32];
+static moor_process *process;
+static moor_store *store;
+static moor_peer *peer;
+static moor_peer_home home;
+static const int32_t layer_ids[1] = {0};
+
+static int begin(void **state)
+{
+    (void)state;
+    moor_process_args args = MOOR_PROCESS_ARGS_INIT;
+    moor_store_args store_args = MOOR_STORE_ARGS_INIT;
+    strcpy(dir, "/tmp/moor-peer-XXXXXX");
+    unsetenv("MOOR_INSTANCE");
+    if (!mkdtemp(dir) || setenv("MOOR_DIR", dir, 1) || moor_process_join(NULL, &args, &process))
+        return -1;
+    store_args.layers = store_args.model_layers = 1;
+    store_args.top_k = 1;
+    store_args.num_experts = 8;
+    store_args.layer_ids = layer_ids;
+    store_args.max_step_tokens = 8;
+    store_args.arena_bytes = 8u << 20;
+    if (moor_recorder_create(process, &store_args, &store))
+        return -1;
+    home = (moor_peer_home){store, 1, 1, 1, 8, 1, layer_ids};
+    return moor_peer_create(&home, 7, &peer);
+}
+
+static int end(void **state)
+{
+    (void)state;
+    moor_peer_destroy(peer);
+    moor_recorder_destroy(store);
+    moor_process_leave(process);
+    return rmdir(dir);
+}
+
+static void record(const char *id)
+{
+    uint8_t expert = 3;
+    moor_step_request request = {.id = id, .id_len = (uint32_t)strlen(id), .count = 1};
+    moor_ids ids = {.data = &expert, .dtype = MOOR_DTYPE_U8, .tokens = 1, .top_k = 1};
+    assert_int_equal(moor_step_begin(store, &request, 1), MOOR_OK);
+    assert_int_equal(moor_capture(store, 0, &ids, NULL), MOOR_OK);
+    assert_int_equal(moor_step_commit(store, NULL, 0), MOOR_OK);
+}
+
+static moor_status send_hello(void)
+{
+    struct {
+        moor_wire_header header;
+        moor_wire_hello hello;
+    } message = {{sizeof(message), MOOR_WIRE_HELLO, 0, 1, 0}, {MOOR_WIRE_MAGIC, MOOR_WIRE_VERSION, 1, 0}};
+    return moor_peer_input(peer, &message, sizeof(message), 0);
+}
+
+static moor_status send_open(uint32_t tag, char id, uint64_t timeout_ns)
+{
+    struct {
+        moor_wire_header header;
+        moor_wire_open open;
+        char id[8];
+    } message = {{sizeof(message) - 7, MOOR_WIRE_OPEN, 0, tag, 0}, {timeout_ns, 0, 0, 1}, {id}};
+    return moor_peer_input(peer, &message, message.header.length, 0);
+}
+
+/* Takes the first reply off; its tag must be this. Returns its status. */
+static int reply(uint32_t tag)
+{
+    moor_wire_header header;
+    moor_peer_reply *first = moor_peer_first(peer);
+    assert_non_null(first);
+    memcpy(&header, first->data, sizeof(header));
+    assert_int_equal(header.tag, tag);
+    moor_peer_sent(peer, first->length);
+    return header.status;
+}
+
+static uint64_t leases(void)
+{
+    moor_records_stats stats;
+    moor_records_stats_get(store->records, &stats);
+    return stats.leases;
+}
+
+static void a_seal_between_look_and_sleep_is_not_missed(void **state)
+{
+    (void)state;
+    assert_int_equal(send_hello(), MOOR_OK);
+    assert_int_equal(reply(1), MOOR_OK);
+    record("a");
+    assert_int_equal(send_open(2, 'a', 1000), MOOR_OK);
+    assert_null(moor_peer_first(peer));
+    assert_int_equal(moor_records_seal(store->records, moor_id_hash("a", 1), 1, 0), MOOR_OK);
+    moor_peer_retry(peer, 1, 0); /* nobody says that anything is new, and it is not late yet */
+    assert_int_equal(reply(2), MOOR_OK);
+    assert_int_equal(moor_peer_waiting(peer), 0);
+    assert_int_equal(leases(), 1);
+}
+
+static void deadlines_are_kept_each(void **state)
+{
+    (void)state;
+    send_hello();
+    reply(1);
+    assert_int_equal(send_open(2, 'x', 300), MOOR_OK);
+    assert_int_equal(send_open(3, 'y', 100), MOOR_OK);
+    assert_int_equal(send_open(4, 'z', UINT64_MAX), MOOR_OK);
+    assert_int_equal(send_open(5, 'z', 0), MOOR_OK);
+    assert_int_equal(reply(5), MOOR_E_NOT_FOUND);
+    moor_peer_retry(peer, 50, 1);
+    assert_int_equal(moor_peer_waiting(peer), 3);
+    assert_int_equal(moor_peer_next_deadline(peer), 100);
+    moor_peer_retry(peer, 100, 0);
+    assert_int_equal(reply(3), MOOR_E_NOT_FOUND);
+    moor_peer_retry(peer, 1000, 0);
+    assert_int_equal(reply(2), MOOR_E_NOT_FOUND);
+    assert_int_equal(moor_peer_waiting(peer), 1);
+    assert_int_equal(moor_peer_next_deadline(peer), UINT64_MAX);
+}
+
+static void waiting_opens_are_bounded(void **state)
+{
+    (void)state;
+    send_hello();
+    reply(1);
+    for (uint32_t i = 0; i < MOOR_PEER_MAX_WAITING; i++)
+        assert_int_equal(send_open(i + 2, 'x', 1000), MOOR_OK);
+    assert_null(moor_peer_first(peer));
+    assert_int_equal(send_open(9, 'x', 1000), MOOR_OK);
+    assert_int_equal(reply(9), MOOR_E_FULL);
+    assert_int_equal(moor_peer_waiting(peer), MOOR_PEER_MAX_WAITING);
+}
+
+static void a_second_greeting_ends_the_connection(void **state)
+{
+    (void)state;
+    assert_int_equal(moor_peer_greeted(peer), 0);
+    assert_int_equal(send_hello(), MOOR_OK);
+    assert_int_equal(moor_peer_greeted(peer), 1);
+    assert_int_equal(send_hello(), MOOR_E_CORRUPT);
+}
+
+static void leases_end_with_the_peer(void **state)
+{
+    (void)state;
+    send_hello();
+    record("a");
+    moor_records_seal(store->records, moor_id_hash("a", 1), 1, 0);
+    assert_int_equal(send_open(2, 'a', 0), MOOR_OK);
+    assert_int_equal(send_open(3, 'a', 0), MOOR_OK);
+    assert_int_equal(leases(), 2);
+    moor_peer_destroy(peer); /* with replies still queued */
+    assert_int_equal(leases(), 0);
+    assert_int_equal(moor_peer_create(&home, 8, &peer), MOOR_OK);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_seal_between_look_and_sleep_is_not_missed), TEST(deadlines_are_kept_each), TEST(waiting_opens_are_bounded),
+        TEST(a_second_greeting_ends_the_connection),       TEST(leases_end_with_the_peer),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
