@@ -23,14 +23,15 @@ static moor_record *open_record(const moor_delivery *d, uint32_t flags)
     return record;
 }
 
-static PyObject *empty_array(uint64_t rows, const moor_record_info *info)
+static PyObject *empty_array(uint64_t rows, const moor_record_info *info, uint32_t dtype)
 {
+    static const char *const names[] = {NULL, "uint8", "uint16", "int16", "int32", "int64"};
     PyObject *numpy = PyImport_ImportModule("numpy");
     if (!numpy)
         return NULL;
     PyObject *array =
         PyObject_CallMethod(numpy, "empty", "((KII)s)", (unsigned long long)rows, (unsigned)info->model_layers,
-                            (unsigned)info->top_k, info->dtype == MOOR_DTYPE_U8 ? "uint8" : "uint16");
+                            (unsigned)info->top_k, names[dtype]);
     Py_DECREF(numpy);
     return array;
 }
@@ -50,13 +51,14 @@ PyObject *moor_deliver_array(const moor_delivery *d)
         goto out;
     }
     uint64_t start = d->start < d->rows ? d->start : d->rows;
-    array = empty_array(d->rows - start, &info);
+    uint32_t dtype = d->dtype ? d->dtype : info.dtype;
+    array = empty_array(d->rows - start, &info, dtype);
     if (!array || PyObject_GetBuffer(array, &view, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)) {
         Py_CLEAR(array);
         goto out;
     }
     Py_BEGIN_ALLOW_THREADS status =
-        rt->api->record_copy(record, start, d->rows, 1, info.dtype, view.buf, (size_t)view.len, NULL);
+        rt->api->record_copy(record, start, d->rows, 1, dtype, view.buf, (size_t)view.len, NULL);
     Py_END_ALLOW_THREADS PyBuffer_Release(&view);
     if (status) {
         moor_runtime_raise(status, "delivery");

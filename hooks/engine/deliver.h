@@ -14,10 +14,11 @@ typedef struct moor_delivery {
     Py_ssize_t id_len;
     uint64_t start, rows; /* rows start…rows-1 are wanted */
     double timeout;       /* for rows that are still being committed */
+    uint32_t dtype;       /* MOOR_DTYPE_* of the engine's field; 0: as the rows are stored, u8 or u16 */
 } moor_delivery;
 
-/* record.deliver = native: numpy array [rows - start, model layers, top_k], u8 or u16, dense layers 0 (the layout of
- * vLLM's field). New reference, or NULL with a Python error: missing rows are an error, never zeros. */
+/* record.deliver = native: numpy array [rows - start, model layers, top_k], dense layers 0 (the layout of the engines'
+ * fields). New reference, or NULL with a Python error: missing rows are an error, never zeros. */
 PyObject *moor_deliver_array(const moor_delivery *delivery);
 /* record.deliver = ref: "moor1:…" str. */
 PyObject *moor_deliver_ref(const moor_delivery *delivery);

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lmdeploy.h — what the parts of the LMDeploy adapter share: the table in lmdeploy.c names callbacks of
+ *   lmdeploy_front.c   AsyncEngine, engine proxy: gate, sleep and wakeup, weight updates as the HTTP process sees them
+ *   lmdeploy_engine.c  Engine and its loop: store, steps, seal, delivery
+ *   lmdeploy_agent.c   model agent (in the engine's process, or in a Ray worker): weight updates, wakeup, cleanup window
+ * LMDeploy's scheduler sees each step's ids with the sequences they belong to; that process records, whatever executor
+ * computes. All run with the GIL held. Objects are read by attribute; nothing depends on a version number.
+ */
+#ifndef MOOR_HOOKS_ENGINE_LMDEPLOY_H
+#define MOOR_HOOKS_ENGINE_LMDEPLOY_H
+
+#include "runtime.h"
+
+extern const moor_engine moor_engine_lmdeploy;
+
+/* Join in `roles` with $MOOR_CONFIG: LMDeploy has no place of its own for it. As moor_runtime_join. */
+int moor_lmdeploy_join(uint32_t roles, uint32_t rank, uint32_t world, uint32_t dp_rank);
+/* The join point of this name in lmdeploy.c's table (never NULL for a name that is there). */
+const moor_jp *moor_lmdeploy_jp(const char *name);
+
+/* lmdeploy_front.c */
+int moor_lmdeploy_front_init(moor_jp_call *call);
+int moor_lmdeploy_generate_before(moor_jp_call *call);
+int moor_lmdeploy_sleep_before(moor_jp_call *call);
+int moor_lmdeploy_wakeup_after(moor_jp_call *call);
+int moor_lmdeploy_update_params_before(moor_jp_call *call);
+int moor_lmdeploy_update_params_after(moor_jp_call *call);
+int moor_lmdeploy_update_weights_before(moor_jp_call *call);
+int moor_lmdeploy_update_weights_after(moor_jp_call *call);
+int moor_lmdeploy_update_error(moor_jp_call *call);
+
+/* lmdeploy_engine.c */
+int moor_lmdeploy_engine_init_before(moor_jp_call *call);
+int moor_lmdeploy_engine_init_after(moor_jp_call *call);
+int moor_lmdeploy_sampling_param_after(moor_jp_call *call);
+int moor_lmdeploy_need_routes_after(moor_jp_call *call);
+int moor_lmdeploy_allocate_after(moor_jp_call *call);
+int moor_lmdeploy_outputs_before(moor_jp_call *call);
+int moor_lmdeploy_outputs_after(moor_jp_call *call);
+int moor_lmdeploy_stop_session_before(moor_jp_call *call);
+int moor_lmdeploy_end_session_before(moor_jp_call *call);
+int moor_lmdeploy_extra_outputs_before(moor_jp_call *call);
+int moor_lmdeploy_engine_sleep_after(moor_jp_call *call);
+int moor_lmdeploy_ray_env_after(moor_jp_call *call);
+
+/* lmdeploy_agent.c */
+int moor_lmdeploy_agent_init(moor_jp_call *call);
+int moor_lmdeploy_agent_update_params_before(moor_jp_call *call);
+int moor_lmdeploy_agent_update_params_after(moor_jp_call *call);
+int moor_lmdeploy_agent_update_weights_before(moor_jp_call *call);
+int moor_lmdeploy_agent_update_weights_after(moor_jp_call *call);
+int moor_lmdeploy_agent_update_error(moor_jp_call *call);
+int moor_lmdeploy_agent_wakeup_before(moor_jp_call *call);
+
+#endif

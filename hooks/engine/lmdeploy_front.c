@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The HTTP process' side: requests pass the gate; sleep, wakeup and weight updates drive it. LMDeploy's update_params comes
+ * in buckets, and neither locks, drains nor checks that the engine sleeps: the first bucket closes the gate, the one that
+ * says `finished` installs the version, which Moor counts, LMDeploy having none. */
+#include "admission.h"
+#include "lmdeploy.h"
+
+static struct {
+    int updating; /* a bucket came, the one that says `finished` did not */
+    int asleep;   /* the gate stays closed until the KV cache is back */
+} front;
+
+int moor_lmdeploy_front_init(moor_jp_call *call)
+{
+    (void)call;
+    return moor_lmdeploy_join(MOOR_ROLE_FRONTEND, 0, 1, 0) < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
+}
+
+int moor_lmdeploy_generate_before(moor_jp_call *call)
+{
+    if (!moor_gate_on())
+        return MOOR_JP_OK;
+    PyObject *session = moor_py_path(moor_jp_param(call, 0), "session.session_id");
+    PyObject *text = session ? PyObject_Str(session) : NULL;
+    Py_ssize_t len = 0;
+    const char *id = moor_py_text(text, &len);
+    int result = moor_admission_before(call, id, len, moor_runtime_get()->config.record_enabled ? 1 : 0);
+    Py_XDECREF(text);
+    Py_XDECREF(session);
+    return result;
+}
+
+/* AsyncEngine.sleep aborts everything by itself. */
+int moor_lmdeploy_sleep_before(moor_jp_call *call)
+{
+    (void)call;
+    front.asleep = 1;
+    moor_gate_close(0);
+    return MOOR_JP_OK;
+}
+
+int moor_lmdeploy_wakeup_after(moor_jp_call *call)
+{
+    if (!moor_py_has(moor_jp_param(call, 0), "kv_cache", 1))
+        return MOOR_JP_OK;
+    front.asleep = front.updating = 0;
+    return moor_gate_open();
+}
+
+static void begin_update(void)
+{
+    moor_runtime *rt = moor_runtime_get();
+    if (!rt->process || front.updating)
+        return;
+    front.updating = 1;
+    rt->api->weights_begin(rt->process, MOOR_WEIGHTS_UPDATE);
+    moor_gate_close(0);
+}
+
+static int end_update(int result)
+{
+    front.updating = 0;
+    if (front.asleep)
+        return result;
+    int opened = moor_gate_open();
+    return result == MOOR_JP_OK ? opened : result;
+}
+
+/* A plain function, which the HTTP process runs in a thread: waiting there holds nothing up. */
+int moor_lmdeploy_update_params_before(moor_jp_call *call)
+{
+    (void)call;
+    int first = !front.updating;
+    begin_update();
+    return first ? moor_gate_drain_blocking() : MOOR_JP_OK;
+}
+
+int moor_lmdeploy_update_params_after(moor_jp_call *call)
+{
+    if (!front.updating || !moor_py_true(moor_jp_param(call, 0), "finished", 1))
+        return MOOR_JP_OK;
+    return end_update(moor_gate_installed(NULL));
+}
+
+int moor_lmdeploy_update_weights_before(moor_jp_call *call)
+{
+    begin_update();
+    return moor_gate_drain(call);
+}
+
+/* (True, text), or (False, why) after which the weights are whatever they are. */
+int moor_lmdeploy_update_weights_after(moor_jp_call *call)
+{
+    moor_runtime *rt = moor_runtime_get();
+    if (!front.updating)
+        return MOOR_JP_OK;
+    PyObject *ok = PyTuple_Check(call->result) ? PyTuple_GetItem(call->result, 0) : NULL;
+    PyErr_Clear();
+    if (ok != Py_False)
+        return end_update(moor_gate_installed(NULL));
+    const char *why = PyTuple_Size(call->result) > 1 ? moor_py_text(PyTuple_GetItem(call->result, 1), NULL) : NULL;
+    rt->api->weights_end(rt->process, 0, why ? why : "the engine answered False");
+    return end_update(MOOR_JP_OK);
+}
+
+int moor_lmdeploy_update_error(moor_jp_call *call)
+{
+    if (!front.updating)
+        return MOOR_JP_OK;
+    moor_gate_update_error(call);
+    end_update(MOOR_JP_OK);
+    PyErr_Clear(); /* the engine's own error is the one to see */
+    return MOOR_JP_OK;
+}
