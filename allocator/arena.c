@@ -97,6 +97,19 @@ static int control(const moor_arena *arena, const char *what, ssize_t *value)
     return moor_je_mallctl(name, NULL, NULL, value, value ? sizeof(*value) : 0);
 }
 
+/* jemalloc never joins free ranges that came from the region in different calls. So it gets nearly all of it in one, once, and has it as one
+ * free range. No page is touched. */
+static void take_whole(moor_arena *arena)
+{
+    size_t size = arena->region.size;
+    void *whole = NULL;
+    while (size > LEAST_BYTES && !(whole = moor_je_mallocx(size, flags_of(arena))))
+        size -= size / 8;
+    if (whole)
+        moor_je_dallocx(whole, flags_of(arena));
+    (void)control(arena, "purge", NULL);
+}
+
 moor_status moor_arena_create(uint64_t bytes, moor_arena **out)
 {
     arena_whole *whole = moor_heap_alloc(sizeof(*whole));
@@ -126,6 +139,7 @@ moor_status moor_arena_create(uint64_t bytes, moor_arena **out)
     ssize_t never = -1;
     (void)control(arena, "dirty_decay_ms", &never);
     (void)control(arena, "muzzy_decay_ms", &never);
+    take_whole(arena);
     *out = arena;
     return MOOR_OK;
 }

@@ -62,6 +62,28 @@ static void a_full_arena_says_no_and_is_whole_again_after_frees(void **state)
     moor_arena_destroy(arena);
 }
 
+/* A range without pages next to one that still has them is one range for whoever needs all of it. */
+static void free_ranges_are_joined_before_the_arena_is_full(void **state)
+{
+    (void)state;
+    moor_arena *arena = NULL;
+    assert_status(moor_arena_create(8 << 20, &arena), MOOR_OK);
+    char *part[64];
+    int n = 0;
+    while (n < 64 && (part[n] = moor_arena_alloc(arena, 256 << 10)))
+        n++;
+    assert_in_range(n, 24, 32);
+    for (int i = 0; i < n; i += 2)
+        moor_arena_free(arena, part[i]);
+    moor_arena_purge(arena);
+    for (int i = 1; i < n; i += 2)
+        moor_arena_free(arena, part[i]);
+    char *whole = moor_arena_alloc(arena, 4 << 20);
+    assert_non_null(whole);
+    moor_arena_free(arena, whole);
+    moor_arena_destroy(arena);
+}
+
 static void purging_gives_pages_back_to_the_kernel(void **state)
 {
     (void)state;
@@ -157,6 +179,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_consumers_descriptor_is_sealed_and_read_only),
         cmocka_unit_test(a_full_arena_says_no_and_is_whole_again_after_frees),
+        cmocka_unit_test(free_ranges_are_joined_before_the_arena_is_full),
         cmocka_unit_test(purging_gives_pages_back_to_the_kernel),
         cmocka_unit_test(growing_is_in_place_or_not_at_all),
         cmocka_unit_test(a_forked_child_neither_sees_nor_harms_the_arena),

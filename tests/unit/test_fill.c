@@ -167,6 +167,26 @@ static void S1_10_truncation_only_inside_the_allowed_range(void **state)
     lab_close(&lab);
 }
 
+static void S1_10_whole_blocks_that_are_cut_stay_for_their_readers(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    assert_status(fill(&lab, "a", "a", 0, 10, 1), MOOR_OK);
+    assert_status(fill(&lab, "a", "a", 10, 10, 1), MOOR_OK); /* a block of its own */
+    assert_status(lab_seal(&lab, "a", 20), MOOR_OK);
+    moor_view *view = lab_view(&lab, "a");
+    uint64_t bytes = lab_stats(&lab).live_bytes;
+    assert_status(moor_records_truncate(lab.records, "a", 1, 10, 0), MOOR_OK);
+    assert_int_equal(lab_stats(&lab).live_bytes, bytes);
+    for (int i = 0; i < 20; i++)
+        lab_run(&lab, "other", 60, 2); /* would take its memory */
+    lab_assert_rows(&lab, view, "a", 0, 20, 1);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
 static void S1_10_rows_cut_and_recorded_again_do_not_overwrite_a_prefix_that_others_share(void **state)
 {
     (void)state;
@@ -197,6 +217,7 @@ int main(void)
         cmocka_unit_test(S1_6_a_fill_over_present_and_missing_rows_takes_only_the_missing),
         cmocka_unit_test(fill_refuses_wrong_shapes_and_ids),
         cmocka_unit_test(S1_10_truncation_only_inside_the_allowed_range),
+        cmocka_unit_test(S1_10_whole_blocks_that_are_cut_stay_for_their_readers),
         cmocka_unit_test(S1_10_rows_cut_and_recorded_again_do_not_overwrite_a_prefix_that_others_share),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -394,6 +394,17 @@ static void S1_14_a_capture_or_step_that_is_too_large_is_refused_before_a_byte(v
     assert_status(moor_records_capture(lab.records, 1, &ids), MOOR_E_INVALID);
     assert_text("7 tokens");
     assert_text("has 8");
+    assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_OK);
+    lab_request small = {.id = "a", .start = 16, .count = 2};
+    assert_status(lab_begin(&lab, &small, 1), MOOR_OK);
+    ids.tokens = 3; /* within the store's limit, but not this step's tokens */
+    assert_status(moor_records_capture(lab.records, 0, &ids), MOOR_E_INVALID);
+    assert_text("3 tokens");
+    assert_text("has 2");
+    assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_OK);
+    fits.start = 18;
+    assert_status(lab_begin(&lab, &fits, 1), MOOR_OK);
+    memcpy(before, lab.records->step.spans[0].rows, sizeof(before));
     ids.tokens = 8;
     ids.top_k = LAB_K + 1;
     assert_status(moor_records_capture(lab.records, 2, &ids), MOOR_E_INVALID);
@@ -403,7 +414,7 @@ static void S1_14_a_capture_or_step_that_is_too_large_is_refused_before_a_byte(v
     assert_status(moor_records_capture(lab.records, LAB_LAYERS, &ids), MOOR_E_RANGE);
     assert_memory_equal(before, lab.records->step.spans[0].rows, sizeof(before));
     assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_OK);
-    assert_int_equal(lab_count(&lab, MOOR_C_CAPTURE_ERRORS), 6);
+    assert_int_equal(lab_count(&lab, MOOR_C_CAPTURE_ERRORS), 7);
     lab_assert_empty(&lab);
     lab_close(&lab);
 }

@@ -95,19 +95,8 @@ static void every_allocation_may_fail(void **state)
         lab_store lab;
         lab_defaults(&lab);
         lab.config.validate_at_seal = nth % 2 != 0;
-        moor_fault_arm(++nth);
-        moor_status status = moor_records_create(&lab.config, &lab.records);
-        if (status) {
-            assert_int_equal(status, MOOR_E_NOMEM);
-            assert_true(moor_fault_fired());
-            free(lab.ring);
-            continue;
-        }
-        moor_records_destroy(lab.records);
-        lab.records = NULL;
-        moor_fault_arm(0);
         lab_open_with(&lab);
-        moor_fault_arm(nth);
+        moor_fault_arm(++nth);
         script(&lab);
         fired = moor_fault_fired();
         moor_fault_arm(0);
@@ -127,10 +116,32 @@ static void every_allocation_may_fail(void **state)
     assert_true(nth > 60);
 }
 
+static void a_store_that_cannot_be_made_leaves_nothing(void **state)
+{
+    (void)state;
+    uint64_t nth = 0;
+    moor_status status;
+    do {
+        lab_store lab;
+        lab_defaults(&lab);
+        moor_fault_arm(++nth);
+        status = moor_records_create(&lab.config, &lab.records);
+        assert_int_equal(moor_fault_fired(), status != MOOR_OK);
+        moor_fault_arm(0);
+        if (status)
+            assert_int_equal(status, MOOR_E_NOMEM);
+        else
+            moor_records_destroy(lab.records);
+        free(lab.ring);
+    } while (status);
+    assert_true(nth > 5);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(a_store_that_cannot_be_made_leaves_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
