@@ -21,7 +21,8 @@ enum { MOOR_BLOCK_BYTES = 2 << 20, MOOR_BLOCK_INLINE_RUNS = 2 };
 
 typedef struct moor_block {
     uint8_t *data;
-    uint32_t refs, rows; /* rows: capacity */
+    uint32_t refs, index_refs; /* index_refs: those of refs that the KV index holds */
+    uint32_t rows;             /* capacity */
     uint32_t n_runs, cap_runs;
     moor_run *runs;
     moor_run inline_runs[MOOR_BLOCK_INLINE_RUNS];

@@ -24,8 +24,10 @@ static void end(moor_kvindex *index, moor_blocks *blocks, moor_kv_entry *entry)
     if (!entry->block[0])
         return;
     for (int part = 0; part < MOOR_KV_PARTS; part++) {
-        if (entry->block[part])
-            moor_block_unref(blocks, entry->block[part]);
+        if (!entry->block[part])
+            continue;
+        entry->block[part]->index_refs--;
+        moor_block_unref(blocks, entry->block[part]);
     }
     memset(entry, 0, sizeof(*entry));
     index->valid--;
@@ -35,6 +37,21 @@ void moor_kvindex_reset(moor_kvindex *index, moor_blocks *blocks)
 {
     for (uint32_t i = 0; index->valid && i < index->blocks; i++)
         end(index, blocks, &index->entry[i]);
+}
+
+int moor_kvindex_shed(moor_kvindex *index, moor_blocks *blocks)
+{
+    int ended = 0;
+    for (uint32_t i = 0; i < index->blocks; i++) {
+        const moor_kv_entry *entry = &index->entry[i];
+        int only_here = entry->block[0] != NULL;
+        for (int part = 0; part < MOOR_KV_PARTS && entry->block[part]; part++)
+            only_here &= entry->block[part]->refs == entry->block[part]->index_refs;
+        if (only_here)
+            end(index, blocks, &index->entry[i]);
+        ended |= only_here;
+    }
+    return ended;
 }
 
 void moor_kvindex_close(moor_kvindex *index, moor_blocks *blocks)
@@ -95,8 +112,10 @@ void moor_kvindex_put(moor_kvindex *index, moor_blocks *blocks, int32_t id, cons
         n -= take;
     }
     moor_kv_entry *entry = &index->entry[id];
-    for (int part = 0; part < parts; part++)
+    for (int part = 0; part < parts; part++) {
+        fresh.block[part]->index_refs++;
         moor_block_ref(fresh.block[part]);
+    }
     end(index, blocks, entry);
     if (parts) {
         *entry = fresh;

@@ -30,6 +30,8 @@ void moor_kvindex_close(moor_kvindex *index, moor_blocks *blocks);
 /* Ids outside the index are an error that names id and size; the others end all the same. */
 moor_status moor_kvindex_end(moor_kvindex *index, moor_blocks *blocks, const int32_t *ids, uint32_t n);
 void moor_kvindex_reset(moor_kvindex *index, moor_blocks *blocks);
+/* The arena is full: ends the entries of rows that nothing but the index holds. 1 when there were any. */
+int moor_kvindex_shed(moor_kvindex *index, moor_blocks *blocks);
 /* The entry of a block, or NULL when the id is outside. */
 const moor_kv_entry *moor_kvindex_get(const moor_kvindex *index, int32_t id);
 /* Row i of the entry: the part's number and how many rows from i on it has; 0 when the entry does not reach i. */

@@ -77,6 +77,20 @@ static uint32_t bounded(uint64_t rows, uint32_t most)
     return rows > most ? most : (uint32_t)rows;
 }
 
+/* Rows that only the KV index still holds give way to those of running requests. Once a step at most. */
+static int shed_index(moor_records *records)
+{
+    if (records->step.shed == records->step.number)
+        return 0;
+    records->step.shed = records->step.number;
+    if (!moor_kvindex_shed(&records->kv, &records->blocks))
+        return 0;
+    moor_block *dead = records->blocks.dead;
+    records->blocks.dead = NULL;
+    moor_blocks_free(records->arena, dead);
+    return 1;
+}
+
 /* A tail with room. left: rows this step still wants; ahead: rows that may come after them (0: unknown). */
 static moor_status make_tail(moor_records *records, moor_record_slot *record, uint32_t left, uint64_t ahead)
 {
@@ -94,6 +108,8 @@ static moor_status make_tail(moor_records *records, moor_record_slot *record, ui
     }
     moor_status why = MOOR_OK;
     moor_block *block = moor_block_new(&records->blocks, bounded(left, most), bounded(left + extra, most), &why);
+    if (!block && why == MOOR_E_FULL && shed_index(records))
+        block = moor_block_new(&records->blocks, bounded(left, most), bounded(left + extra, most), &why);
     if (!block)
         return why;
     if (tail)

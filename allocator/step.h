@@ -44,6 +44,7 @@ typedef struct moor_step {
     moor_step_piece *pieces;
     moor_span *spans; /* what capture writes: neighbours in source and target are one */
     uint32_t n_pieces, n_spans, cap_pieces;
+    uint64_t shed; /* number of the last step that found the arena full and asked the KV index for rows */
     uint8_t *stage; /* [MOOR_STAGE_ROWS] rows */
     uint32_t staged;
     int32_t *kv;

@@ -323,6 +323,44 @@ static void S1_16_a_chain_of_siblings_in_one_step_is_resolved(void **state)
     lab_close(&lab);
 }
 
+static void S1_17_rows_that_only_the_index_holds_give_way(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_defaults(&lab);
+    lab.config.arena_bytes = 1 << 20;
+    lab.config.kv_blocks = 16384;
+    lab_open_with(&lab);
+    static int32_t kv[16384];
+    for (int32_t i = 0; i < 16384; i++)
+        kv[i] = i;
+    char id[8];
+    for (int i = 0; i < 6; i++) { /* more than the arena holds, each freed at its end, no KV block handed out twice */
+        snprintf(id, sizeof(id), "r%d", i);
+        lab_request request = prompt_of(id, 0, 8000, kv + 2000 * i, 2000);
+        request.hint = 8000;
+        lab_step(&lab, &request, 1);
+        assert_status(lab_seal(&lab, id, 8000), MOOR_OK);
+        moor_view *view = lab_view(&lab, id);
+        assert_int_equal(view->missing_rows, 0);
+        lab_assert_rows(&lab, view, id, 0, 8000, 1);
+        lab_unview(&lab, view);
+        if (i == 0)
+            continue; /* this one stays, and stays in the index */
+        moor_handle handle;
+        assert_status(moor_records_find(lab.records, id, 2, &handle), MOOR_OK);
+        assert_status(moor_records_event(lab.records, handle, MOOR_EVENT_DISCARD), MOOR_OK);
+    }
+    lab_request hit = prompt_of("h", 40, 4, kv, 2000);
+    lab_step(&lab, &hit, 1);
+    assert_status(lab_seal(&lab, "h", 44), MOOR_OK);
+    moor_view *view = lab_view(&lab, "h");
+    lab_assert_rows(&lab, view, "r0", 0, 40, 1);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
 static void KV_index_refuses_what_it_cannot_hold(void **state)
 {
     (void)state;
@@ -352,6 +390,7 @@ int main(void)
         cmocka_unit_test(S1_15_a_preempted_request_that_hits_its_own_blocks_keeps_its_rows),
         cmocka_unit_test(S1_16_siblings_store_the_prompt_once),
         cmocka_unit_test(S1_16_a_chain_of_siblings_in_one_step_is_resolved),
+        cmocka_unit_test(S1_17_rows_that_only_the_index_holds_give_way),
         cmocka_unit_test(KV_index_refuses_what_it_cannot_hold),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
