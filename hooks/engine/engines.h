@@ -10,6 +10,7 @@
 
 /* weak: an adapter that is not part of a build is NULL in the list of engines (plugin/python/loading.c). */
 extern const moor_engine moor_engine_vllm __attribute__((weak));
+extern const moor_engine moor_engine_sglang __attribute__((weak));
 extern const moor_engine moor_engine_lmdeploy __attribute__((weak));
 
 #endif

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "capture.h"
+#include "model.h"
 #include "vllm_worker.h"
 
 moor_vllm_worker moor_vllm_worker_state;
@@ -185,44 +186,6 @@ out:
     return result;
 }
 
-static long long call_int(PyObject *object, const char *method)
-{
-    PyObject *value =
-        object && PyObject_HasAttrString(object, method) ? PyObject_CallMethod(object, method, NULL) : NULL;
-    long long number = value ? PyLong_AsLongLong(value) : -1;
-    if (PyErr_Occurred()) {
-        PyErr_Clear();
-        number = -1;
-    }
-    Py_XDECREF(value);
-    return number;
-}
-
-/* The first of the method or the configuration names that gives a positive number. */
-static uint32_t geometry(PyObject *model_config, const char *method, const char *const names[])
-{
-    long long value = call_int(model_config, method);
-    for (int i = 0; value <= 0 && names[i]; i++)
-        value = moor_py_int(model_config, names[i], -1);
-    return value > 0 && value <= UINT32_MAX ? (uint32_t)value : 0;
-}
-
-static void read_geometry(PyObject *model_config)
-{
-    static const char *const experts[] = {"hf_text_config.num_experts", "hf_text_config.n_routed_experts",
-                                          "hf_text_config.num_local_experts", "hf_text_config.moe_num_experts", NULL};
-    static const char *const top_k[] = {"hf_text_config.num_experts_per_tok",
-                                        "hf_text_config.num_experts_per_token",
-                                        "hf_text_config.moe_topk",
-                                        "hf_text_config.moe_k",
-                                        "hf_text_config.experts_per_token",
-                                        NULL};
-    static const char *const layers[] = {"hf_text_config.num_hidden_layers", "hf_text_config.n_layers", NULL};
-    W.num_experts = geometry(model_config, "get_num_experts", experts);
-    W.top_k = geometry(model_config, "get_num_experts_per_tok", top_k);
-    W.model_layers = geometry(model_config, "get_total_num_hidden_layers", layers);
-}
-
 /* Only the first rank of a tensor-parallel group records: all of them route alike. */
 static int records_here(PyObject *parallel)
 {
@@ -232,14 +195,8 @@ static int records_here(PyObject *parallel)
 
 static int refuse_or_warn(const char *why)
 {
-    moor_runtime *rt = moor_runtime_get();
     W.layers = 0;
-    if (rt->config.on_error == MOOR_ON_ERROR_STRICT) {
-        PyErr_Format(PyExc_RuntimeError, "moor: recording is on (record.enabled) and on_error is strict, but %s", why);
-        return MOOR_JP_RAISE;
-    }
-    moor_runtime_log(1, "recording is off: %s", why);
-    return MOOR_JP_OK;
+    return moor_recording_refused(why);
 }
 
 static int bind_loaded(PyObject *runner, PyObject *model, PyObject *vllm_config)
@@ -263,15 +220,15 @@ static int bind_loaded(PyObject *runner, PyObject *model, PyObject *vllm_config)
     if (layers < 0)
         return MOOR_JP_FAILED;
     PyObject *model_config = moor_py_path(vllm_config, "model_config");
-    read_geometry(model_config);
+    moor_model_read_shape(model_config, &W.shape);
     Py_XDECREF(model_config);
     if (layers == 0)
         return refuse_or_warn("no MoE router was found in the model");
-    if (!W.num_experts || !W.top_k || !W.model_layers)
+    if (!W.shape.num_experts || !W.shape.top_k || !W.shape.model_layers)
         return refuse_or_warn(
             "the model's configuration does not say how many experts, experts per token or layers it has");
     W.runner = runner;
-    moor_runtime_log(2, "bound %d MoE layers: %u experts, %u per token", layers, W.num_experts, W.top_k);
+    moor_runtime_log(2, "bound %d MoE layers: %u experts, %u per token", layers, W.shape.num_experts, W.shape.top_k);
     return MOOR_JP_OK;
 }
 
@@ -347,9 +304,9 @@ int moor_vllm_kv_cache_after(moor_jp_call *call)
     args.store_index = (uint32_t)moor_py_int(config, "parallel_config.data_parallel_rank", 0);
     args.layers = W.layers;
     args.layer_ids = W.layer_ids;
-    args.top_k = W.top_k;
-    args.num_experts = W.num_experts;
-    args.model_layers = W.model_layers;
+    args.top_k = W.shape.top_k;
+    args.num_experts = W.shape.num_experts;
+    args.model_layers = W.shape.model_layers;
     args.max_step_tokens = (uint32_t)moor_py_int(config, "scheduler_config.max_num_batched_tokens", 8192);
     args.max_requests = (uint32_t)moor_py_int(config, "scheduler_config.max_num_seqs", 256);
     args.dp_size = (uint32_t)moor_py_int(config, "parallel_config.data_parallel_size", 1);

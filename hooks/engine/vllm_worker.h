@@ -6,14 +6,16 @@
 #ifndef MOOR_HOOKS_ENGINE_VLLM_WORKER_H
 #define MOOR_HOOKS_ENGINE_VLLM_WORKER_H
 
+#include "model.h"
 #include "vllm.h"
 
 typedef struct moor_vllm_worker {
-    PyObject *runner; /* borrowed: it lives as long as its steps come; NULL: this process does not record */
-    uint32_t layers, top_k, num_experts, model_layers; /* layers 0: recording is off */
-    int32_t *layer_ids;                                /* [layers] */
-    int group, block_size;                             /* the KV group whose blocks cover every position */
-    int prefix_unproven;                               /* a KV connector may fill blocks from outside */
+    PyObject *runner;   /* borrowed: it lives as long as its steps come; NULL: this process does not record */
+    uint32_t layers;    /* 0: recording is off */
+    int32_t *layer_ids; /* [layers] */
+    moor_model_shape shape;
+    int group, block_size; /* the KV group whose blocks cover every position */
+    int prefix_unproven;   /* a KV connector may fill blocks from outside */
 } moor_vllm_worker;
 
 extern moor_vllm_worker moor_vllm_worker_state;

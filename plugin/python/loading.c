@@ -14,6 +14,7 @@
 /* An adapter that is not part of this build leaves a NULL here. */
 static const moor_engine *const engines[] = {
     &moor_engine_vllm,
+    &moor_engine_sglang,
     &moor_engine_lmdeploy,
 };
 enum { NENGINES = sizeof engines / sizeof engines[0] };

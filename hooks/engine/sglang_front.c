@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The front end's side: requests pass the gate, pause and update drive it, records are delivered in meta_info. */
+#include "sglang.h"
+
+#include <string.h>
+
+#include "admission.h"
+#include "deliver.h"
+
+int moor_sglang_launch_before(moor_jp_call *call)
+{
+    (void)call;
+    return moor_sglang_join(MOOR_ROLE_FRONTEND, NULL) < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
+}
+
+/* It turns tokens into text and Moor has nothing to do there; it is a member so that its end is seen. */
+int moor_sglang_detokenizer_init(moor_jp_call *call)
+{
+    return moor_sglang_launch_before(call);
+}
+
+/* ---- requests pass the gate ---------------------------------------------------------------------------------------- */
+
+/* One prompt: a text, or a flat list of token ids. */
+static int is_single(PyObject *obj)
+{
+    PyObject *text = moor_py_path(obj, "text"), *ids = moor_py_path(obj, "input_ids");
+    PyObject *first = ids && PySequence_Check(ids) && PySequence_Size(ids) > 0 ? PySequence_GetItem(ids, 0) : NULL;
+    int single = (text && PyUnicode_Check(text)) || (first && PyLong_Check(first));
+    PyErr_Clear();
+    Py_XDECREF(first);
+    Py_XDECREF(ids);
+    Py_XDECREF(text);
+    if (!single)
+        return 0;
+    PyObject *params = moor_py_path(obj, "sampling_params");
+    PyObject *n = params && PyDict_Check(params) ? PyDict_GetItemString(params, "n") : NULL;
+    single = !n || n == Py_None || PyLong_AsLong(n) == 1;
+    PyErr_Clear();
+    Py_XDECREF(params);
+    return single;
+}
+
+/* The engine would name a request later; Moor needs the name now, so it gives one as the engine does. */
+static PyObject *name_of(PyObject *obj, int single)
+{
+    PyObject *rid = moor_py_path(obj, "rid");
+    if (rid && PyUnicode_Check(rid))
+        return rid;
+    Py_XDECREF(rid);
+    PyObject *uuid = PyImport_ImportModule("uuid");
+    PyObject *value = uuid ? PyObject_CallMethod(uuid, "uuid4", NULL) : NULL;
+    PyObject *hex = value ? PyObject_GetAttrString(value, "hex") : NULL;
+    Py_XDECREF(value);
+    Py_XDECREF(uuid);
+    if (hex && single && rid == NULL && PyObject_SetAttrString(obj, "rid", hex))
+        PyErr_Clear();
+    return hex;
+}
+
+/* A single request is settled when its record is stored; a batch, whose members the engine names, when it ends. */
+int moor_sglang_generate_before(moor_jp_call *call)
+{
+    PyObject *obj = moor_jp_param(call, 0);
+    if (!moor_gate_on() || !obj)
+        return MOOR_JP_OK;
+    int single = is_single(obj);
+    PyObject *name = name_of(obj, single);
+    Py_ssize_t len;
+    const char *id = moor_py_text(name, &len);
+    int result = id ? moor_admission_before(call, id, len, single ? 1 : 0) : MOOR_JP_FAILED;
+    Py_XDECREF(name);
+    return result;
+}
+
+/* ---- delivery -------------------------------------------------------------------------------------------------------- */
+
+static long long dict_int(PyObject *dict, const char *name)
+{
+    PyObject *value = PyDict_GetItemString(dict, name);
+    long long number = value && PyLong_Check(value) ? PyLong_AsLongLong(value) : 0;
+    PyErr_Clear();
+    return number;
+}
+
+/* The engine's own field: base64 of int32 [rows, model layers, top_k]. */
+static PyObject *field_of(const moor_delivery *delivery)
+{
+    if (moor_runtime_get()->config.deliver == MOOR_DELIVER_REF)
+        return moor_deliver_ref(delivery);
+    PyObject *array = moor_deliver_array(delivery);
+    PyObject *base64 = array ? PyImport_ImportModule("base64") : NULL;
+    PyObject *bytes = base64 ? PyObject_CallMethod(base64, "b64encode", "O", array) : NULL;
+    PyObject *text = bytes ? PyObject_CallMethod(bytes, "decode", "s", "ascii") : NULL;
+    Py_XDECREF(bytes);
+    Py_XDECREF(base64);
+    Py_XDECREF(array);
+    return text;
+}
+
+/* One output: filled when it is the last of its request. 0, or -1 with a Python error. */
+static int deliver(PyObject *obj, PyObject *output)
+{
+    moor_runtime *rt = moor_runtime_get();
+    PyObject *meta = PyDict_Check(output) ? PyDict_GetItemString(output, "meta_info") : NULL;
+    PyObject *reason = meta && PyDict_Check(meta) ? PyDict_GetItemString(meta, "finish_reason") : NULL;
+    if (!reason || reason == Py_None)
+        return 0;
+    long long prompt = dict_int(meta, "prompt_tokens"), sampled = dict_int(meta, "completion_tokens");
+    moor_delivery delivery = {.timeout = 1.0, .dtype = MOOR_DTYPE_I32};
+    delivery.id = moor_py_text(PyDict_GetItemString(meta, "id"), &delivery.id_len);
+    if (!delivery.id || prompt <= 0 || sampled <= 0)
+        return 0; /* nothing ran, or an abort before the first token: the engine fills nothing either */
+    delivery.rows = (uint64_t)(prompt + sampled - 1);
+    if (moor_py_true(obj, "return_routed_experts", 0))
+        delivery.start = (uint64_t)moor_py_int(obj, "routed_experts_start_len", 0);
+    PyObject *field = field_of(&delivery);
+    int failed = !field || PyDict_SetItemString(meta, "routed_experts", field);
+    Py_XDECREF(field);
+    rt->api->count(rt->process, failed ? "moor_deliver_errors_total" : "moor_delivered_total", 1);
+    return failed ? -1 : 0;
+}
+
+int moor_sglang_generate_item(moor_jp_call *call)
+{
+    moor_runtime *rt = moor_runtime_get();
+    PyObject *obj = moor_jp_param(call, 0);
+    if (!rt->process || !rt->config.record_enabled || rt->config.deliver == MOOR_DELIVER_NONE || !call->result)
+        return MOOR_JP_OK;
+    if (!PyList_Check(call->result))
+        return deliver(obj, call->result) ? MOOR_JP_FAILED : MOOR_JP_OK;
+    int failed = 0;
+    for (Py_ssize_t i = 0; i < PyList_Size(call->result) && !failed; i++)
+        failed = deliver(obj, PyList_GetItem(call->result, i));
+    return failed ? MOOR_JP_FAILED : MOOR_JP_OK;
+}
+
+/* ---- pause, update, release and resume drive the gate ---------------------------------------------------------------- */
+
+static struct {
+    int closed_by_us; /* Moor closed the gate for an update that came without a pause */
+    int session;      /* between begin_weight_update and end_weight_update */
+} update;
+
+static int gate_is_open(void)
+{
+    moor_runtime *rt = moor_runtime_get();
+    moor_gate_status now = MOOR_GATE_STATUS_INIT;
+    return rt->api->gate_status(rt->process, &now) == MOOR_OK && now.state == MOOR_GATE_OPEN;
+}
+
+/* "abort" ends what runs; "retract" and "in_place" keep it for later. */
+int moor_sglang_pause_before(moor_jp_call *call)
+{
+    PyObject *mode = moor_py_path(moor_jp_param(call, 0), "mode");
+    const char *text = moor_py_text(mode, NULL);
+    if (!call->rounds)
+        moor_gate_close(text && strcmp(text, "abort") != 0);
+    Py_XDECREF(mode);
+    return MOOR_JP_OK;
+}
+
+int moor_sglang_pause_after(moor_jp_call *call)
+{
+    return moor_gate_drain(call);
+}
+
+int moor_sglang_continue_after(moor_jp_call *call)
+{
+    (void)call;
+    return moor_gate_open();
+}
+
+/* An update without a pause: in enforce the gate is closed for its duration. SGLang's own lock covers single calls, and not
+ * what comes between the calls of a session. */
+static int close_gate(moor_jp_call *call)
+{
+    if (!moor_gate_enforced())
+        return MOOR_JP_OK;
+    if (!call->rounds && gate_is_open()) {
+        update.closed_by_us = 1;
+        moor_gate_close(0);
+    }
+    return update.closed_by_us ? moor_gate_drain(call) : MOOR_JP_OK;
+}
+
+static int open_gate(int installed)
+{
+    if (!update.closed_by_us || installed == MOOR_JP_RAISE)
+        return installed;
+    update.closed_by_us = 0;
+    return moor_gate_open();
+}
+
+static int returned_true(moor_jp_call *call)
+{
+    PyObject *first = call->result && PyTuple_Check(call->result) ? PyTuple_GetItem(call->result, 0) : NULL;
+    PyErr_Clear();
+    return first == Py_True;
+}
+
+int moor_sglang_begin_update_before(moor_jp_call *call)
+{
+    update.session = 1;
+    return close_gate(call);
+}
+
+int moor_sglang_end_update_after(moor_jp_call *call)
+{
+    update.session = 0;
+    return open_gate(returned_true(call) ? moor_gate_installed(NULL) : MOOR_JP_OK);
+}
+
+int moor_sglang_update_before(moor_jp_call *call)
+{
+    return update.session ? MOOR_JP_OK : close_gate(call);
+}
+
+/* False: either nothing was touched, or the scheduler has said that the version is unknown; then the gate is poisoned, and
+ * reopening it fails with the reason. */
+int moor_sglang_update_after(moor_jp_call *call)
+{
+    if (update.session)
+        return MOOR_JP_OK;
+    PyObject *label = moor_py_path(moor_jp_param(call, 0), "weight_version");
+    int installed = returned_true(call) ? moor_gate_installed(moor_py_text(label, NULL)) : MOOR_JP_OK;
+    Py_XDECREF(label);
+    return open_gate(installed);
+}
+
+/* Releasing memory while something runs ends the whole engine: in enforce Moor quiesces it first, with the engine's own
+ * flush, which waits until it is idle. call->state: the flush has been asked for. */
+int moor_sglang_release_before(moor_jp_call *call)
+{
+    moor_runtime *rt = moor_runtime_get();
+    if (!moor_gate_enforced())
+        return MOOR_JP_OK;
+    if (call->state) {
+        if (moor_py_true(call->awaited, "success", 0))
+            return MOOR_JP_OK;
+        PyErr_SetString(PyExc_RuntimeError, "moor: memory is not released: the engine did not become idle in time");
+        return MOOR_JP_RAISE;
+    }
+    if (!call->rounds && gate_is_open())
+        moor_gate_close(0);
+    int drained = moor_gate_drain(call);
+    if (drained != MOOR_JP_OK)
+        return drained;
+    call->state = call->self;
+    PyObject *method = PyObject_GetAttrString(call->self, "flush_cache");
+    PyObject *kwargs = method ? Py_BuildValue("{s:d}", "timeout_s", rt->config.drain_timeout_s) : NULL;
+    PyObject *none = kwargs ? PyTuple_New(0) : NULL;
+    PyObject *awaitable = none ? PyObject_Call(method, none, kwargs) : NULL;
+    Py_XDECREF(none);
+    Py_XDECREF(kwargs);
+    Py_XDECREF(method);
+    return moor_jp_set_awaitable(call, awaitable) ? MOOR_JP_FAILED : MOOR_JP_AWAIT;
+}
+
+/* Resuming the weights does not reopen; resuming the KV cache does (SEMANTICS 4.8). */
+int moor_sglang_resume_after(moor_jp_call *call)
+{
+    PyObject *tags = moor_py_path(moor_jp_param(call, 0), "tags");
+    int kv = !tags || PyObject_Size(tags) == 0 || moor_py_has(tags, "kv_cache", 1);
+    PyErr_Clear();
+    Py_XDECREF(tags);
+    return kv ? moor_gate_open() : MOOR_JP_OK;
+}
