@@ -41,10 +41,13 @@ int moor_vllm_new_blocks_after(moor_jp_call *call);
 int moor_vllm_schedule_after(moor_jp_call *call);
 int moor_vllm_reset_prefix_after(moor_jp_call *call);
 int moor_vllm_rpc_after(moor_jp_call *call);
+int moor_vllm_executor_rpc_after(moor_jp_call *call);
 int moor_vllm_set_version_after(moor_jp_call *call);
 /* Attributes that the core adds to a SchedulerOutput: they travel in order with it, which is what makes them exact. */
 #define MOOR_VLLM_HANDED_OUT "moor_handed_out" /* bytes: int32 block ids */
 #define MOOR_VLLM_KV_RESET "moor_kv_reset"     /* True */
+/* First element of the tuple that a worker answers when Moor refuses a call; the second one says why. */
+#define MOOR_VLLM_REFUSED "moor refused"
 
 /* vllm_worker.c */
 int moor_vllm_load_model_after(moor_jp_call *call);

@@ -172,6 +172,23 @@ int moor_vllm_rpc_after(moor_jp_call *call)
     return MOOR_JP_OK;
 }
 
+/* A rank's refusal becomes the core's error, when all ranks have answered. */
+int moor_vllm_executor_rpc_after(moor_jp_call *call)
+{
+    if (!PyList_Check(call->result))
+        return MOOR_JP_OK;
+    for (Py_ssize_t i = 0; i < PyList_Size(call->result); i++) {
+        PyObject *answer = PyList_GetItem(call->result, i);
+        PyObject *mark = PyTuple_Check(answer) && PyTuple_Size(answer) == 2 ? PyTuple_GetItem(answer, 0) : NULL;
+        const char *text = moor_py_text(mark, NULL);
+        if (!text || strcmp(text, MOOR_VLLM_REFUSED) != 0)
+            continue;
+        PyErr_SetObject(PyExc_RuntimeError, PyTuple_GetItem(answer, 1));
+        return MOOR_JP_RAISE;
+    }
+    return MOOR_JP_OK;
+}
+
 int moor_vllm_set_version_after(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();

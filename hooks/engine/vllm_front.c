@@ -43,6 +43,7 @@ int moor_vllm_pause_after(moor_jp_call *call)
 int moor_vllm_resume_after(moor_jp_call *call)
 {
     (void)call;
+    paused_by_us = 0;
     return moor_gate_open();
 }
 

@@ -57,6 +57,22 @@ int moor_vllm_lora_after(moor_jp_call *call)
     return moor_window_touched(MOOR_WEIGHTS_LORA, call->jp->name);
 }
 
+/* The pending error as the worker's answer. vLLM's executor stops reading at the first rank that raised and leaves the others'
+ * answers in their queues, where they are taken for answers to later calls: so no rank raises, and the core does. */
+static int answer_refusal(moor_jp_call *call)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *text = value ? PyObject_Str(value) : NULL;
+    PyErr_Clear();
+    PyObject *answer = Py_BuildValue("(sO)", MOOR_VLLM_REFUSED, text ? text : Py_None);
+    Py_XDECREF(text);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    return moor_jp_set_result(call, answer) ? MOOR_JP_FAILED : MOOR_JP_DONE;
+}
+
 int moor_vllm_wake_up_before(moor_jp_call *call)
 {
     if (!moor_py_has(moor_jp_param(call, 0), "kv_cache", 1))
@@ -68,5 +84,5 @@ int moor_vllm_wake_up_before(moor_jp_call *call)
                                     (uint32_t)moor_py_int(parallel, "data_parallel_rank", 0));
     Py_XDECREF(parallel);
     Py_XDECREF(device);
-    return result;
+    return result == MOOR_JP_RAISE ? answer_refusal(call) : result;
 }
