@@ -8,6 +8,7 @@
 
 typedef struct executor {
     PyObject_HEAD PyObject *loader;
+    PyObject *before; /* the exec_module that the instance had of its own, or NULL */
 } executor;
 
 static PyTypeObject *finder_type, *executor_type;
@@ -58,8 +59,9 @@ static PyObject *executor_call(PyObject *self, PyObject *args, PyObject *kwargs)
     static char *names[] = {"module", NULL};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:exec_module", names, &module))
         return NULL;
-    if (PyObject_SetAttrString(loader, "exec_module", NULL) < 0)
-        PyErr_Clear(); /* somebody put something else there: then that is what runs */
+    /* What another import hook had put there on the instance runs as it would without us. */
+    if (PyObject_SetAttrString(loader, "exec_module", ((executor *)self)->before) < 0)
+        PyErr_Clear(); /* somebody put something else there meanwhile: then that is what runs */
     PyObject *result = PyObject_CallMethod(loader, "exec_module", "O", module);
     if (!result)
         return NULL;
@@ -76,12 +78,14 @@ static int executor_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(((executor *)self)->loader);
+    Py_VISIT(((executor *)self)->before);
     return 0;
 }
 
 static int executor_clear(PyObject *self)
 {
     Py_CLEAR(((executor *)self)->loader);
+    Py_CLEAR(((executor *)self)->before);
     return 0;
 }
 
@@ -120,6 +124,17 @@ static bool loader_is_for(PyObject *loader, PyObject *fullname)
     return result;
 }
 
+/* New reference to the loader instance's own exec_module, NULL when its class' one would run. */
+static PyObject *own_exec_module(PyObject *loader)
+{
+    PyObject *attributes = PyObject_GetAttrString(loader, "__dict__");
+    PyObject *own = attributes ? PyDict_GetItemString(attributes, "exec_module") : NULL;
+    Py_XINCREF(own);
+    Py_XDECREF(attributes);
+    PyErr_Clear();
+    return own;
+}
+
 static void arm(PyObject *spec, PyObject *fullname)
 {
     PyObject *loader = PyObject_GetAttrString(spec, "loader");
@@ -128,6 +143,7 @@ static void arm(PyObject *spec, PyObject *fullname)
         if (e) {
             Py_INCREF(loader);
             e->loader = loader;
+            e->before = own_exec_module(loader);
             PyObject_GC_Track(e);
             if (PyObject_SetAttrString(loader, "exec_module", (PyObject *)e) < 0)
                 PyErr_Clear();

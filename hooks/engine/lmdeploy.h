@@ -43,9 +43,13 @@ int moor_lmdeploy_end_session_before(moor_jp_call *call);
 int moor_lmdeploy_extra_outputs_before(moor_jp_call *call);
 int moor_lmdeploy_engine_sleep_after(moor_jp_call *call);
 int moor_lmdeploy_ray_env_after(moor_jp_call *call);
+/* The text model's Hugging Face configuration inside a ModelConfig (new reference), and whether its layer has experts. */
+PyObject *moor_lmdeploy_hf_config(PyObject *model_config);
+int moor_lmdeploy_is_moe(PyObject *hf_config, long layer);
 
 /* lmdeploy_agent.c */
 int moor_lmdeploy_agent_init(moor_jp_call *call);
+int moor_lmdeploy_dense_mlp_before(moor_jp_call *call);
 int moor_lmdeploy_agent_update_params_before(moor_jp_call *call);
 int moor_lmdeploy_agent_update_params_after(moor_jp_call *call);
 int moor_lmdeploy_agent_update_weights_before(moor_jp_call *call);

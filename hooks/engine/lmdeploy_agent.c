@@ -1,22 +1,56 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The model agent's side of a weight update and of a wakeup: every change of weights is reported, the cleanup window spans
  * the buckets of one update, the KV cache waits at the barrier. */
+#include <string.h>
+
 #include "lmdeploy.h"
 #include "window.h"
 
-static int joined(moor_jp_call *call, uint32_t *rank, uint32_t *world, uint32_t *replica)
+/* A model writes its ids only when it is built with this. One with dense layers is left alone unless it is known to cope:
+ * others hand their dense layers an argument that these do not take, which ends the engine. */
+static int copes(PyObject *model_config)
 {
-    PyObject *context = moor_jp_param(call, 0);
-    *rank = (uint32_t)moor_py_int(context, "rank", 0);
-    *world = (uint32_t)moor_py_int(context, "dist_config.world_size", 1);
-    *replica = (uint32_t)moor_py_int(context, "dp_rank", 0);
-    return moor_lmdeploy_join(MOOR_ROLE_WORKER, *rank, *world, *replica);
+    PyObject *config = moor_lmdeploy_hf_config(model_config);
+    PyObject *type = moor_py_path(config, "model_type");
+    const char *name = moor_py_text(type, NULL);
+    int known = name && (strncmp(name, "qwen3", 5) == 0 || strcmp(name, "glm_moe_dsa") == 0);
+    long layers = (long)moor_py_int(config, "num_hidden_layers", 0);
+    int all = layers > 0;
+    for (long i = 0; i < layers; i++)
+        all &= moor_lmdeploy_is_moe(config, i);
+    Py_XDECREF(type);
+    Py_XDECREF(config);
+    return known || all;
 }
 
 int moor_lmdeploy_agent_init(moor_jp_call *call)
 {
-    uint32_t rank, world, replica;
-    return joined(call, &rank, &world, &replica) < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
+    PyObject *context = moor_jp_param(call, 0), *misc = moor_jp_param(call, 2);
+    int on = moor_lmdeploy_join(MOOR_ROLE_WORKER, (uint32_t)moor_py_int(context, "rank", 0),
+                                (uint32_t)moor_py_int(context, "dist_config.world_size", 1),
+                                (uint32_t)moor_py_int(context, "dp_rank", 0));
+    if (on <= 0)
+        return on < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
+    if (!moor_runtime_get()->config.record_enabled || !misc || moor_py_true(misc, "enable_return_routed_experts", 0))
+        return MOOR_JP_OK;
+    if (!copes(moor_jp_param(call, 1)))
+        return moor_runtime_log(1,
+                                "this model has dense layers, and LMDeploy may not survive its own capture there: it "
+                                "stays off unless --enable-return-routed-experts asks for it"),
+               MOOR_JP_OK;
+    return PyObject_SetAttrString(misc, "enable_return_routed_experts", Py_True) ? MOOR_JP_FAILED : MOOR_JP_OK;
+}
+
+/* LMDeploy 0.18 hands all_routed_experts to Qwen3-MoE's dense layers too, whose forward takes the hidden states alone. */
+int moor_lmdeploy_dense_mlp_before(moor_jp_call *call)
+{
+    if (!call->kwargs || !PyDict_GetItemString(call->kwargs, "all_routed_experts"))
+        return MOOR_JP_OK;
+    PyObject *kwargs = PyDict_Copy(call->kwargs);
+    int failed =
+        !kwargs || PyDict_DelItemString(kwargs, "all_routed_experts") || moor_jp_set_args(call, call->args, kwargs);
+    Py_XDECREF(kwargs);
+    return failed ? MOOR_JP_FAILED : MOOR_JP_OK;
 }
 
 /* Enters once for all buckets of an update: LMDeploy empties the cache after every one of them. */

@@ -32,13 +32,7 @@ int moor_lmdeploy_engine_init_before(moor_jp_call *call)
     PyObject *config = moor_jp_param(call, 0);
     uint32_t dp_rank = (uint32_t)moor_py_int(config, "dp_rank", 0);
     int on = moor_lmdeploy_join(MOOR_ROLE_CORE, dp_rank, 1, dp_rank);
-    if (on <= 0)
-        return on < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
-    /* The model writes its ids only when it is built with this. */
-    if (moor_runtime_get()->config.record_enabled && config && config != Py_None &&
-        PyObject_SetAttrString(config, "enable_return_routed_experts", Py_True))
-        return MOOR_JP_FAILED;
-    return MOOR_JP_OK;
+    return on < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
 }
 
 static uint32_t geometry(PyObject *config, const char *const names[])
@@ -50,7 +44,7 @@ static uint32_t geometry(PyObject *config, const char *const names[])
 }
 
 /* Whether layer `layer` has experts, by the names that the model families use. */
-static int is_moe(PyObject *config, long layer)
+int moor_lmdeploy_is_moe(PyObject *config, long layer)
 {
     PyObject *dense = moor_py_path(config, "mlp_only_layers");
     PyObject *number = PyLong_FromLong(layer);
@@ -69,6 +63,16 @@ static int is_moe(PyObject *config, long layer)
            (sparse <= 1 || (layer + 1) % sparse == 0) && (period <= 1 || layer % period == 0);
 }
 
+PyObject *moor_lmdeploy_hf_config(PyObject *model_config)
+{
+    PyObject *config = moor_py_path(model_config, "hf_config");
+    PyObject *text = moor_py_path(config, "text_config");
+    if (!text)
+        return config;
+    Py_DECREF(config);
+    return text;
+}
+
 static int read_geometry(PyObject *engine)
 {
     static const char *const experts[] = {"num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts",
@@ -76,12 +80,9 @@ static int read_geometry(PyObject *engine)
     static const char *const top_k[] = {
         "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "experts_per_token", NULL};
     static const char *const layers[] = {"num_hidden_layers", "n_layers", NULL};
-    PyObject *config = moor_py_path(engine, "model_config.hf_config");
-    PyObject *text = moor_py_path(config, "text_config");
-    if (text) {
-        Py_DECREF(config);
-        config = text;
-    }
+    PyObject *model = moor_py_path(engine, "model_config");
+    PyObject *config = moor_lmdeploy_hf_config(model);
+    Py_XDECREF(model);
     E.num_experts = geometry(config, experts);
     E.top_k = geometry(config, top_k);
     E.model_layers = geometry(config, layers);
@@ -89,7 +90,7 @@ static int read_geometry(PyObject *engine)
     free(E.layer_ids);
     E.layer_ids = calloc(E.model_layers ? E.model_layers : 1, sizeof(*E.layer_ids));
     for (long i = 0; E.layer_ids && E.num_experts && E.top_k && i < (long)E.model_layers; i++)
-        if (is_moe(config, i))
+        if (moor_lmdeploy_is_moe(config, i))
             E.layer_ids[E.layers++] = (int32_t)i;
     Py_XDECREF(config);
     if (!E.layer_ids)
@@ -170,6 +171,11 @@ int moor_lmdeploy_engine_init_after(moor_jp_call *call)
         E.layers = 0;
         return strict ? MOOR_JP_RAISE : MOOR_JP_FAILED;
     }
+    /* The front end asks this before it lets a request ask for its routes. */
+    PyObject *config = moor_py_path(call->self, "engine_config");
+    if (config && PyObject_SetAttrString(config, "enable_return_routed_experts", Py_True))
+        PyErr_Clear();
+    Py_XDECREF(config);
     moor_jp_bound(moor_lmdeploy_jp("engine.capture"), "all_routed_experts", E.layers);
     moor_runtime_log(2, "records %u MoE layers of %u: %u experts, %u per token", E.layers, E.model_layers,
                      E.num_experts, E.top_k);

@@ -10,6 +10,7 @@ case $name in
 vllm) venv=${MOOR_VENV_VLLM:-$here/../../.venv-vllm} ;;
 vllm024) venv=${MOOR_VENV_VLLM024:-$here/../../.venv-vllm024} ;;
 sglang) venv=${MOOR_VENV_SGLANG:-$here/../../.venv-sglang} ;;
+lmdeploy) venv=${MOOR_VENV_LMDEPLOY:-$here/../../.venv-lmdeploy} ;;
 *) echo "in_env.sh: unknown engine $name" >&2; exit 2 ;;
 esac
 if [ ! -x "$venv/bin/python" ]; then

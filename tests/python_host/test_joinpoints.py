@@ -355,6 +355,30 @@ class Places(Case):
         self.assertNotIn("exec_module", vars(loader))
         self.assertIn("class EngineCore", loader.get_source("mockeng.core"))
 
+    def test_another_hooks_exec_module_runs(self):
+        """A finder behind ours that puts exec_module on the loader's instance: its hook runs, and so does ours."""
+        name, ran = "mockeng.perf", []
+
+        class Hook:
+            def find_spec(self, fullname, path=None, target=None):
+                if fullname != name:
+                    return None
+                spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+                run = spec.loader.exec_module
+                spec.loader.exec_module = lambda module: (run(module), ran.append(module.__name__))
+                return spec
+
+        hook, before = Hook(), sys.modules.pop(name, None)
+        sys.meta_path.insert(1, hook)
+        try:
+            perf = importlib.import_module(name)
+            self.assertEqual(ran, [name])
+            self.assertEqual(self.fires("perf.method", 1, lambda: perf.Perf().method(1)), 1)
+        finally:
+            sys.meta_path.remove(hook)
+            if before is not None:
+                sys.modules[name] = before
+
     def test_attribute_of_an_object_once(self):
         class Model:
             def load_weights(self, x):

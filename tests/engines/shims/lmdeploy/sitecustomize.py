@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests only: with LMDCPU=1 in the environment, LMDeploy runs on the CPU in any process that has this folder in PYTHONPATH.
+LMDCPU_DTYPE=float32: a data type that its arguments do not offer; routes then equal the oracle's exactly."""
+import importlib.util
+import multiprocessing.managers
+import os
+import sys
+import time
+
+
+class _Finder:
+    names = {"lmdeploy", "lmdeploy.pytorch.backends.selector", "lmdeploy.pytorch.config"}
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.names:
+            return None
+        self.names.discard(name)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            import lmdcpu
+
+            if name == "lmdeploy":
+                os.environ.setdefault("LMDEPLOY_ENABLE_CHECK_ENV", "0")
+                os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+                lmdcpu.patch_torch()
+            run(module)
+            if name.endswith("selector"):
+                lmdcpu.patch_lmdeploy()
+            elif name.endswith("config"):
+                lmdcpu.patch_dtype(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _wait_before_shutdown(self, *args):
+    # LMDeploy leaves `with Manager()` while its child still releases a Condition: EOFError in the child on a slow machine
+    time.sleep(1)
+    self.shutdown()
+
+
+if os.environ.get("LMDCPU") == "1":
+    sys.meta_path.insert(0, _Finder())
+    multiprocessing.managers.BaseManager.__exit__ = _wait_before_shutdown
