@@ -149,9 +149,16 @@ int moor_gate_drain_now(void)
 int moor_gate_installed(const char *label)
 {
     moor_runtime *rt = moor_runtime_get();
+    if (rt->process)
+        rt->api->weights_end(rt->process, 1, NULL);
+    return moor_gate_install(label);
+}
+
+int moor_gate_install(const char *label)
+{
+    moor_runtime *rt = moor_runtime_get();
     if (!rt->process)
         return MOOR_JP_OK;
-    rt->api->weights_end(rt->process, 1, NULL);
     moor_gate_status now = MOOR_GATE_STATUS_INIT;
     if (!moor_gate_on() || rt->api->gate_status(rt->process, &now) || now.state == MOOR_GATE_OPEN) {
         if (label)

@@ -29,6 +29,8 @@ int moor_gate_drain_blocking(void);
 int moor_gate_drain_now(void);
 /* The update succeeded: its version is installed when the gate was closed for it, else only labelled. */
 int moor_gate_installed(const char *label);
+/* The same, where another process brackets the update and reports how it ended. */
+int moor_gate_install(const char *label);
 /* The update raised (call->exc): the version is unknown. */
 int moor_gate_update_error(moor_jp_call *call);
 int moor_gate_open(void);

@@ -21,7 +21,7 @@
 #define FRONT_UPDATE(method)                                                                                           \
     {                                                                                                                  \
         .name = "frontend." method, .role = "frontend", .targets = {FRONT method}, .params = {"obj"},                  \
-        .before = moor_sglang_update_before, .after = moor_sglang_update_after                                         \
+        .before = moor_sglang_update_before, .after = moor_sglang_update_after, .error = moor_gate_update_error        \
     }
 #define UPDATE(method)                                                                                                 \
     {                                                                                                                  \
@@ -65,11 +65,13 @@ static const moor_jp joinpoints[] = {
     {.name = "frontend.begin_weight_update",
      .role = "frontend",
      .targets = {FRONT "begin_weight_update"},
-     .before = moor_sglang_begin_update_before},
+     .before = moor_sglang_begin_update_before,
+     .error = moor_gate_update_error},
     {.name = "frontend.end_weight_update",
      .role = "frontend",
      .targets = {FRONT "end_weight_update"},
-     .after = moor_sglang_end_update_after},
+     .after = moor_sglang_end_update_after,
+     .error = moor_gate_update_error},
     FRONT_UPDATE("update_weights_from_disk"),
     FRONT_UPDATE("update_weights_from_tensor"),
     FRONT_UPDATE("update_weights_from_distributed"),

@@ -208,7 +208,7 @@ int moor_sglang_begin_update_before(moor_jp_call *call)
 int moor_sglang_end_update_after(moor_jp_call *call)
 {
     update.session = 0;
-    return open_gate(returned_true(call) ? moor_gate_installed(NULL) : MOOR_JP_OK);
+    return open_gate(returned_true(call) ? moor_gate_install(NULL) : MOOR_JP_OK);
 }
 
 int moor_sglang_update_before(moor_jp_call *call)
@@ -223,7 +223,7 @@ int moor_sglang_update_after(moor_jp_call *call)
     if (update.session)
         return MOOR_JP_OK;
     PyObject *label = moor_py_path(moor_jp_param(call, 0), "weight_version");
-    int installed = returned_true(call) ? moor_gate_installed(moor_py_text(label, NULL)) : MOOR_JP_OK;
+    int installed = returned_true(call) ? moor_gate_install(moor_py_text(label, NULL)) : MOOR_JP_OK;
     Py_XDECREF(label);
     return open_gate(installed);
 }
