@@ -229,7 +229,7 @@ def main():
         return 77
     config = {"record": {"deliver": "none" if args.mode == "own" else args.mode}}
     if args.mode == "native":
-        config["gate"] = {"mode": "enforce"}
+        config.update(gate={"mode": "enforce"}, weights={"timeout_s": 10})  # how long a request waits at a closed gate
     directory = tempfile.mkdtemp(prefix="moor-sg-")
     sys.path.insert(0, build.pythonpath)
     os.environ.update(HF_HUB_OFFLINE="1", SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="1", MOOR_CONFIG=json.dumps(config),
