@@ -15,6 +15,8 @@ static struct {
     uint64_t drain_until_ns;
 } gate;
 
+enum { KEEP_AFTER_ROUNDS = 60 }; /* about a second */
+
 static uint64_t now_ns(void)
 {
     struct timespec now;
@@ -102,8 +104,10 @@ void moor_gate_close(int keep)
     moor_runtime *rt = moor_runtime_get();
     if (!moor_gate_on())
         return;
-    if (keep >= 0)
-        gate.keep = keep;
+    moor_gate_status now = MOOR_GATE_STATUS_INIT;
+    int was_open = rt->api->gate_status(rt->process, &now) == MOOR_OK && now.state == MOOR_GATE_OPEN;
+    /* What an earlier pause keeps is frozen: a later one that would wait must not forget it. */
+    gate.keep = was_open ? keep > 0 : gate.keep || keep > 0;
     rt->api->gate_seal(rt->process);
     gate.drain_until_ns = now_ns() + (uint64_t)(rt->config.drain_timeout_s * 1e9);
 }
@@ -125,6 +129,21 @@ int moor_gate_drain(moor_jp_call *call)
     if (status == MOOR_E_TIMEOUT && moor_gate_enforced() && now_ns() < gate.drain_until_ns)
         return await_a_moment(call);
     return drained(status);
+}
+
+int moor_gate_drain_or_keep(moor_jp_call *call)
+{
+    moor_runtime *rt = moor_runtime_get();
+    if (!moor_gate_on() || gate.keep)
+        return MOOR_JP_OK;
+    moor_status status = rt->api->gate_drain(rt->process, 0.0);
+    if (status != MOOR_E_TIMEOUT || !moor_gate_enforced())
+        return drained(status);
+    if (call->rounds < KEEP_AFTER_ROUNDS)
+        return await_a_moment(call);
+    moor_runtime_log(2, "kept across the pause: %s", rt->api->last_error());
+    gate.keep = 1;
+    return MOOR_JP_OK;
 }
 
 int moor_gate_drain_blocking(void)

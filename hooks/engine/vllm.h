@@ -30,6 +30,7 @@ int moor_vllm_pause_before(moor_jp_call *call);
 int moor_vllm_pause_after(moor_jp_call *call);
 int moor_vllm_resume_after(moor_jp_call *call);
 int moor_vllm_sleep_before(moor_jp_call *call);
+int moor_vllm_sleep_after(moor_jp_call *call);
 int moor_vllm_wake_after(moor_jp_call *call);
 int moor_vllm_start_update_before(moor_jp_call *call);
 int moor_vllm_finish_update_after(moor_jp_call *call);

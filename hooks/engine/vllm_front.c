@@ -26,18 +26,37 @@ int moor_vllm_generate_before(moor_jp_call *call)
 
 static int paused_by_us; /* Moor paused the engine for an update that came without a pause */
 
+/* vLLM's pause modes: "wait" lets running requests end, "keep" freezes them, "abort" (its default) ends them. In all three
+ * a request that reaches the core later is queued there until the resume. */
+static int mode_is(const moor_jp_call *call, unsigned param, const char *name)
+{
+    const char *mode = moor_py_text(moor_jp_param(call, param), NULL);
+    return strcmp(mode ? mode : "abort", name) == 0;
+}
+
+/* "wait" is drained before the engine pauses: a request that passed the gate just in time is still on its way to the core,
+ * which would queue it once it is paused, and the drain would wait for a request that nobody runs. */
+static int close_for(moor_jp_call *call, unsigned param)
+{
+    if (call->rounds == 0)
+        moor_gate_close(mode_is(call, param, "keep"));
+    return mode_is(call, param, "wait") ? moor_gate_drain(call) : MOOR_JP_OK;
+}
+
+/* After an abort only such late-comers can be left: they have not started, and are kept. */
+static int settle_after(moor_jp_call *call, unsigned param)
+{
+    return mode_is(call, param, "abort") ? moor_gate_drain_or_keep(call) : MOOR_JP_OK;
+}
+
 int moor_vllm_pause_before(moor_jp_call *call)
 {
-    if (call->rounds)
-        return MOOR_JP_OK;
-    const char *mode = moor_py_text(moor_jp_param(call, 0), NULL);
-    moor_gate_close(mode && strcmp(mode, "keep") == 0);
-    return MOOR_JP_OK;
+    return close_for(call, 0);
 }
 
 int moor_vllm_pause_after(moor_jp_call *call)
 {
-    return moor_gate_drain(call);
+    return settle_after(call, 0);
 }
 
 int moor_vllm_resume_after(moor_jp_call *call)
@@ -49,9 +68,12 @@ int moor_vllm_resume_after(moor_jp_call *call)
 
 int moor_vllm_sleep_before(moor_jp_call *call)
 {
-    (void)call;
-    moor_gate_close(-1);
-    return MOOR_JP_OK;
+    return close_for(call, 1);
+}
+
+int moor_vllm_sleep_after(moor_jp_call *call)
+{
+    return settle_after(call, 1);
 }
 
 /* Waking the weights does not reopen; waking the KV cache does (SEMANTICS 4.8). */
@@ -60,27 +82,36 @@ int moor_vllm_wake_after(moor_jp_call *call)
     return moor_py_has(moor_jp_param(call, 0), "kv_cache", 1) ? moor_gate_open() : MOOR_JP_OK;
 }
 
-/* An update without a pause: in enforce Moor pauses the engine with its own pause, and resumes it afterwards. */
+static PyObject *pause_awaitable(PyObject *engine)
+{
+    PyObject *method = PyObject_GetAttrString(engine, "pause_generation");
+    PyObject *kwargs = Py_BuildValue("{s:s}", "mode", "wait");
+    PyObject *none = PyTuple_New(0);
+    PyObject *awaitable = method && kwargs && none ? PyObject_Call(method, none, kwargs) : NULL;
+    Py_XDECREF(none);
+    Py_XDECREF(kwargs);
+    Py_XDECREF(method);
+    return awaitable;
+}
+
+/* An update without a pause: in enforce Moor pauses the engine with its own pause, and resumes it afterwards. The session
+ * begins when nothing can refuse the update any more. */
 int moor_vllm_start_update_before(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();
+    moor_gate_status status = MOOR_GATE_STATUS_INIT;
     if (!rt->process)
         return MOOR_JP_OK;
-    if (call->rounds == 0) {
-        rt->api->weights_begin(rt->process, MOOR_WEIGHTS_UPDATE);
-        moor_gate_status status = MOOR_GATE_STATUS_INIT;
-        if (!moor_gate_enforced() || rt->api->gate_status(rt->process, &status) || status.state != MOOR_GATE_OPEN)
-            return MOOR_JP_OK;
-        paused_by_us = 1;
-        PyObject *method = PyObject_GetAttrString(call->self, "pause_generation");
-        PyObject *kwargs = Py_BuildValue("{s:s}", "mode", "wait");
-        PyObject *none = PyTuple_New(0);
-        PyObject *awaitable = method && kwargs && none ? PyObject_Call(method, none, kwargs) : NULL;
-        Py_XDECREF(none);
-        Py_XDECREF(kwargs);
-        Py_XDECREF(method);
-        return moor_jp_set_awaitable(call, awaitable) ? MOOR_JP_FAILED : MOOR_JP_AWAIT;
+    if (moor_gate_enforced() && rt->api->gate_status(rt->process, &status) == MOOR_OK) {
+        if (status.state == MOOR_GATE_OPEN && call->rounds == 0) {
+            paused_by_us = 1;
+            return moor_jp_set_awaitable(call, pause_awaitable(call->self)) ? MOOR_JP_FAILED : MOOR_JP_AWAIT;
+        }
+        int drained = status.state == MOOR_GATE_SEALED ? moor_gate_drain(call) : MOOR_JP_OK;
+        if (drained != MOOR_JP_OK)
+            return drained;
     }
+    rt->api->weights_begin(rt->process, MOOR_WEIGHTS_UPDATE);
     return MOOR_JP_OK;
 }
 
