@@ -12,11 +12,12 @@ def check_refs_resolve_to_the_records(lab):
     import moor
     from moorlab import compare
 
+    store = lab.store  # attaching sets $MOOR_DIR, which is also where resolve() looks
     done = lab.send(8, 4)
     for c in done:
         require(c.raw_routes and c.raw_routes.startswith("moor1:"), f"{c.id}: the field is {str(c.raw_routes)[:60]!r}")
         record = moor.resolve(c.raw_routes)
-        with lab.store.open(c.id, 10.0) as direct:
+        with store.open(c.id, 10.0) as direct:
             require(record.handle == direct.handle, f"{c.id}: the ref leads to another record")
             wrong = compare.bit_for_bit(c.id, np.asarray(record.array()), np.asarray(direct.array()))
             require(wrong is None, wrong)
