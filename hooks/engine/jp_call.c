@@ -113,7 +113,8 @@ static PyObject *signature_names(PyObject *original)
 
 static PyObject *parameter_names(PyObject *original)
 {
-    PyObject *names = positional_names(original);
+    /* A bound method's code still names self, which is not among the arguments; its signature does not. */
+    PyObject *names = PyObject_HasAttrString(original, "__func__") ? NULL : positional_names(original);
     return names ? names : signature_names(original);
 }
 

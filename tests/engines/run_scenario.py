@@ -14,15 +14,6 @@ sys.path.insert(0, os.path.join(HERE, "lib"))
 from moorlab import paths, scenario  # noqa: E402
 
 
-def cannot_start(engine):
-    """Why this engine cannot start on this machine, whatever is loaded into it; None when it can."""
-    with open("/proc/cpuinfo") as f:
-        avx512 = "avx512f" in f.read()
-    if engine == "vllm024" and not avx512:
-        return "vLLM 0.24's MoE for CPUs without AVX-512 asserts at start (\"Current vLLM config is not set\"), with or without Moor"
-    return None
-
-
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("name")
@@ -38,9 +29,6 @@ def main():
         return 77
     if paths.engine_python(args.engine) is None:
         print(f"skipped: no environment of {args.engine} (scripts/engine-env {args.engine} makes it)")
-        return 77
-    if why := cannot_start(args.engine):
-        print(f"skipped: {why}")
         return 77
     if paths.find_moor() is None:
         print("skipped: Moor is not built")

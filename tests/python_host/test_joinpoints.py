@@ -256,6 +256,17 @@ class Identity(Case):
         self.assertEqual(EngineCore.add_request.note, 1)
         del EngineCore.add_request.note
 
+    def test_parameters_of_a_bound_method_do_not_count_self(self):
+        class Router:
+            def select(self, x, k):
+                return k
+        router = Router()
+        self.watch("object", "before")
+        self.assertEqual(_jphost.wrap_attr("object", router, "select"), 1)
+        self.seen.clear()
+        self.assertEqual(router.select(3, 4), 4)
+        self.assertEqual(self.seen[0][1]["params"], {"x": 3})
+
     def test_wrappers_are_collected(self):
         class Router:
             def select(self, x):

@@ -69,9 +69,7 @@ class Lab:
     def __init__(self, group, engine, name):
         self.group, self.engine, self.name = group, engine, name
         self.python = paths.engine_python(engine)
-        # 0.24 runs MoE on a CPU in bfloat16 only; the oracle then answers for near-ties with its gap
-        self.exact = engine != "vllm024"
-        self.dtype = "float32" if self.exact else "bfloat16"
+        self.dtype = "float32"
         self.build = paths.find_moor()
         self.server = self._store = None
         self._count = 0
@@ -164,11 +162,7 @@ class Lab:
         detail = "; ".join(tally.errors[:3] + tally.shown[:3])
         require(not tally.errors and not tally.missing_rows, f"{tally.missing_rows} rows missing: {detail}")
         require(tally.pairs > 0, "nothing was compared")
-        if self.exact:
-            require(tally.mismatches == 0, f"{tally.mismatches} of {tally.pairs} pairs differ: {detail}")
-        else:
-            # bfloat16 against float32: near-ties flip; a shifted, swapped or stale capture differs nearly everywhere
-            require(tally.mismatches < 0.25 * tally.pairs, f"{tally.mismatches} of {tally.pairs} pairs differ: {detail}")
+        require(tally.mismatches == 0, f"{tally.mismatches} of {tally.pairs} pairs differ: {detail}")
 
     # ---- numbers
     def stats(self):

