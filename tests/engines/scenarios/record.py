@@ -32,9 +32,10 @@ def check_prompt_start_cuts_the_response_only(lab):
     """vLLM's routed_experts_prompt_start leaves out the first rows of the field; the record keeps them."""
     import numpy as np
 
+    start = 0 if lab.engine == "vllm024" else 4  # 0.24 does not know the parameter, and sends every row
     c = lab.one([5, 6, 7, 8, 9, 10], 5, routed_experts_prompt_start=4)
     with lab.store.open(c.id, 10.0) as record:
-        wrong = compare.bit_for_bit(c.id, c.routes(), np.asarray(record.array(start=4, layers="model")))
+        wrong = compare.bit_for_bit(c.id, c.routes(), np.asarray(record.array(start=start, layers="model")))
         require(wrong is None, wrong)
         require(record.rows == c.rows, f"{record.rows} rows of {c.rows}")
 
