@@ -67,8 +67,8 @@ typedef struct moor_state_ticket {
 enum { MOOR_TICKET_BUSY = 1, MOOR_TICKET_READY = 2, MOOR_TICKET_ENDED = 4 };
 
 typedef struct moor_state_gate {
-    _Alignas(64) _Atomic uint64_t word; /* seq << 8 | poisoned << 4 | MOOR_GATE_*; every transition raises seq */
-    _Atomic uint64_t epoch;             /* of the weights; starts at 1 */
+    _Alignas(64) _Atomic uint64_t word;   /* seq << 8 | poisoned << 4 | MOOR_GATE_*; every transition raises seq */
+    _Atomic uint64_t epoch;               /* of the weights; starts at 1 */
     _Alignas(64) _Atomic uint32_t opened; /* futex of requests that wait: raised by reopen */
     _Atomic uint32_t settled;             /* futex of a drain: raised by everything that settles while not open */
     _Atomic uint64_t sealed_at_ns, swept_at_ns, epoch_at_seal, installed_epoch;
@@ -94,7 +94,8 @@ typedef struct moor_state_weights {
     _Atomic uint32_t depth[MOOR_MAX_PROCESSES];     /* nesting; only the slot's own process changes it */
     _Atomic uint32_t kinds[MOOR_MAX_PROCESSES];     /* bits 1 << MOOR_WEIGHTS_* begun in it */
     _Atomic uint64_t seen[8];                       /* by MOOR_WEIGHTS_* */
-    _Atomic uint64_t unknown; /* 0, or 1 + number of the session that ended badly: the version of the weights is unknown */
+    _Atomic uint64_t
+        unknown; /* 0, or 1 + number of the session that ended badly: the version of the weights is unknown */
 } moor_state_weights;
 
 /*
@@ -108,9 +109,9 @@ typedef struct moor_state_barrier {
     _Atomic uint32_t futex;             /* raised by every arrival and decision */
     _Atomic uint64_t duty_ns;           /* when the next waiter looks for the dead and for holds */
     _Atomic uint64_t passed, timeouts, broken, last_wait_ns, max_wait_ns;
-    _Atomic uint32_t named;        /* 0 free, 1 being named, 2 named */
+    _Atomic uint32_t named; /* 0 free, 1 being named, 2 named */
     _Atomic uint32_t missing, holders;
-    _Atomic uint64_t told;         /* 1 + generation that text, missing and holders are about; 0 while they are written */
+    _Atomic uint64_t told; /* 1 + generation that text, missing and holders are about; 0 while they are written */
     MOOR_SHARED_TEXT(text, 512);
     char name[MOOR_LABEL_BYTES];
     _Atomic uint64_t arrived[MOOR_MAX_RANKS];     /* generation:32 | process slot + 1, or MOOR_BARRIER_STRANGER */
@@ -141,7 +142,7 @@ typedef struct moor_state {
     uint64_t magic;
     uint32_t version, size;
     char instance[64];
-    uint64_t created_ns; /* CLOCK_REALTIME */
+    uint64_t created_ns;                          /* CLOCK_REALTIME */
     _Atomic uint64_t counters[MOOR_COUNTERS_MAX]; /* by moor_counter index */
     moor_state_process processes[MOOR_MAX_PROCESSES];
     moor_state_gate gate;
@@ -153,7 +154,8 @@ typedef struct moor_state {
     moor_state_seal_ring seals[MOOR_MAX_STORES]; /* sparse: pages that nobody touches cost nothing */
 } moor_state;
 
-_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "the shared state needs lock-free 64-bit atomics");
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2,
+               "the shared state needs lock-free 64-bit atomics");
 _Static_assert(sizeof(moor_state_ticket) == 128, "a ticket is two cache lines");
 _Static_assert(MOOR_MAX_PROCESSES == 256, "a ticket's word has 8 bits for the slot");
 

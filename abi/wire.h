@@ -21,7 +21,8 @@
 enum { MOOR_WIRE_LIMIT = 65536 };
 
 enum {
-    MOOR_WIRE_HELLO = 1,       /* moor_wire_hello → moor_wire_welcome, i32 layer_ids[layers]; the arena's descriptor comes along */
+    MOOR_WIRE_HELLO =
+        1, /* moor_wire_hello → moor_wire_welcome, i32 layer_ids[layers]; the arena's descriptor comes along */
     MOOR_WIRE_OPEN = 2,        /* moor_wire_open, id → moor_wire_views with n = 1 */
     MOOR_WIRE_OPEN_ALL = 3,    /* moor_wire_open, id → moor_wire_views */
     MOOR_WIRE_OPEN_HANDLE = 4, /* moor_wire_handle → moor_wire_views with n = 1 */

@@ -44,7 +44,8 @@ static moor_region *region_of(extent_hooks_t *hooks)
     return ((arena_hooks *)(void *)hooks)->region;
 }
 
-static void *hook_alloc(extent_hooks_t *hooks, void *at, size_t size, size_t alignment, bool *zero, bool *commit, unsigned index)
+static void *hook_alloc(extent_hooks_t *hooks, void *at, size_t size, size_t alignment, bool *zero, bool *commit,
+                        unsigned index)
 {
     (void)index;
     void *memory = moor_region_take(region_of(hooks), at, size, alignment);
@@ -73,13 +74,15 @@ static bool hook_purge(extent_hooks_t *hooks, void *memory, size_t size, size_t 
     return moor_region_punch(region_of(hooks), (uint8_t *)memory + offset, length) != 0;
 }
 
-static bool hook_split(extent_hooks_t *hooks, void *memory, size_t size, size_t a, size_t b, bool committed, unsigned index)
+static bool hook_split(extent_hooks_t *hooks, void *memory, size_t size, size_t a, size_t b, bool committed,
+                       unsigned index)
 {
     (void)hooks, (void)memory, (void)size, (void)a, (void)b, (void)committed, (void)index;
     return false;
 }
 
-static bool hook_merge(extent_hooks_t *hooks, void *a, size_t size_a, void *b, size_t size_b, bool committed, unsigned index)
+static bool hook_merge(extent_hooks_t *hooks, void *a, size_t size_a, void *b, size_t size_b, bool committed,
+                       unsigned index)
 {
     (void)hooks, (void)a, (void)size_a, (void)b, (void)size_b, (void)committed, (void)index;
     return false;
@@ -134,7 +137,8 @@ moor_status moor_arena_create(uint64_t bytes, moor_arena **out)
     if (err) {
         moor_region_close(&arena->region);
         moor_heap_free(whole);
-        return moor_fail_errno(MOOR_E_NOMEM, err, "jemalloc refused an arena over %llu bytes", (unsigned long long)bytes);
+        return moor_fail_errno(MOOR_E_NOMEM, err, "jemalloc refused an arena over %llu bytes",
+                               (unsigned long long)bytes);
     }
     ssize_t never = -1;
     (void)control(arena, "dirty_decay_ms", &never);

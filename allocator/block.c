@@ -25,8 +25,8 @@ moor_block *moor_block_new(moor_blocks *blocks, uint32_t least, uint32_t most, m
         block->data = moor_arena_alloc(blocks->arena, (size_t)least * blocks->row_bytes);
     if (!block->data) {
         moor_heap_free(block);
-        *why = moor_fail(MOOR_E_FULL, "arena of %zu bytes is full: no room for %u rows of %u bytes", blocks->arena->region.size,
-                         least, blocks->row_bytes);
+        *why = moor_fail(MOOR_E_FULL, "arena of %zu bytes is full: no room for %u rows of %u bytes",
+                         blocks->arena->region.size, least, blocks->row_bytes);
         return NULL;
     }
     block->rows = rows_in(blocks, moor_arena_usable(blocks->arena, block->data));

@@ -28,7 +28,8 @@ static void tell_kv(moor_records *records, const moor_step_entry *entry, uint64_
         uint32_t n = (uint32_t)(end - begin);
         for (uint64_t row = again; row < end && row < known_before; row++) {
             const moor_piece *piece = &record->rows.piece[moor_rows_at(&record->rows, row)];
-            if (piece->block && moor_block_epoch(piece->block, piece->first + (uint32_t)(row - piece->start)) != step->epoch) {
+            if (piece->block &&
+                moor_block_epoch(piece->block, piece->first + (uint32_t)(row - piece->start)) != step->epoch) {
                 n = (uint32_t)(row - begin);
                 break;
             }
@@ -72,7 +73,8 @@ static void unstage(const moor_records *records)
     for (uint32_t p = 0; p < step->n_pieces; p++) {
         const moor_step_piece *piece = &step->pieces[p];
         if (piece->stage != MOOR_NOT_STAGED)
-            memcpy(piece->block->data + piece->first * row_bytes, step->stage + piece->stage * row_bytes, piece->n * row_bytes);
+            memcpy(piece->block->data + piece->first * row_bytes, step->stage + piece->stage * row_bytes,
+                   piece->n * row_bytes);
     }
 }
 
@@ -85,10 +87,11 @@ static void patch(moor_records *records, moor_record_slot *record, const moor_pi
     moor_records_count(records, MOOR_C_ROWS_PREFIX, run->rows);
 }
 
-static void commit_entry(moor_records *records, moor_step_entry *entry, const uint32_t *accepted, int whole, step_sums *sums)
+static void commit_entry(moor_records *records, moor_step_entry *entry, const uint32_t *accepted, int whole,
+                         step_sums *sums)
 {
     moor_record_slot *record = entry->record;
-    uint64_t kept = accepted ? *accepted : entry->count;              /* of the step's tokens; the rest is rejected */
+    uint64_t kept = accepted ? *accepted : entry->count; /* of the step's tokens; the rest is rejected */
     uint64_t decided = accepted ? *accepted : entry->count - entry->spec; /* the rest of the kept ones waits */
     uint64_t known = record->accepted;
     record->dropped += entry->skip;
@@ -119,11 +122,13 @@ static void look_again(moor_records *records, const moor_step_entry *entry)
         n = n < entry->gap_to - at ? n : entry->gap_to - at;
         if (n > old->start + old->rows - at)
             n = old->start + old->rows - at;
-        const moor_kv_entry *found = number < entry->n_kv ? moor_kvindex_get(&records->kv, records->step.kv[entry->kv + number]) : NULL;
+        const moor_kv_entry *found =
+            number < entry->n_kv ? moor_kvindex_get(&records->kv, records->step.kv[entry->kv + number]) : NULL;
         if (found && !old->block)
             have = moor_kv_entry_at(found, (uint32_t)(at % size), &part, &first);
         n = have && have < n ? have : n;
-        if (have && run.rows && run.start + run.rows == at && run.block == found->block[part] && run.first + run.rows == first) {
+        if (have && run.rows && run.start + run.rows == at && run.block == found->block[part] &&
+            run.first + run.rows == first) {
             run.rows += n;
             continue;
         }
@@ -150,8 +155,9 @@ static moor_status check_accepted(const moor_step *step, const uint32_t *accepte
         return moor_fail(MOOR_E_INVALID, "step_commit: accepted counts of %u requests, the step has %u", n, step->n);
     for (uint32_t i = 0; accepted && i < n; i++) {
         if (accepted[i] > step->entries[i].count)
-            return moor_fail(MOOR_E_INVALID, "step_commit: %u tokens accepted of request %s, which has %u in the step", accepted[i],
-                             step->entries[i].record ? step->entries[i].record->id : "?", step->entries[i].count);
+            return moor_fail(MOOR_E_INVALID, "step_commit: %u tokens accepted of request %s, which has %u in the step",
+                             accepted[i], step->entries[i].record ? step->entries[i].record->id : "?",
+                             step->entries[i].count);
     }
     return MOOR_OK;
 }

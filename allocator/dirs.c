@@ -57,12 +57,16 @@ moor_status moor_dirs_open(const char *path, int create, int *fd)
 {
     struct stat st;
     if (create && mkdir(path, 0700) < 0 && errno != EEXIST)
-        return moor_fail_errno(errno == ENOENT ? MOOR_E_NOT_FOUND : MOOR_E_IO, errno, "directory %s cannot be made", path);
+        return moor_fail_errno(errno == ENOENT ? MOOR_E_NOT_FOUND : MOOR_E_IO, errno, "directory %s cannot be made",
+                               path);
     int opened = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (opened < 0) {
         int err = errno;
-        moor_status status = err == ENOENT ? MOOR_E_NOT_FOUND : err == EACCES || err == ELOOP || err == ENOTDIR ? MOOR_E_ACCESS : MOOR_E_IO;
-        return moor_fail_errno(status, err, "directory %s cannot be opened (it must be a directory of ours, not a link)", path);
+        moor_status status = err == ENOENT                                     ? MOOR_E_NOT_FOUND
+                             : err == EACCES || err == ELOOP || err == ENOTDIR ? MOOR_E_ACCESS
+                                                                               : MOOR_E_IO;
+        return moor_fail_errno(status, err,
+                               "directory %s cannot be opened (it must be a directory of ours, not a link)", path);
     }
     if (fstat(opened, &st) < 0) {
         int err = errno;
@@ -71,7 +75,8 @@ moor_status moor_dirs_open(const char *path, int create, int *fd)
     }
     if (st.st_uid != geteuid() || (st.st_mode & 0777) != 0700) {
         close(opened);
-        return moor_fail(MOOR_E_ACCESS, "directory %s belongs to uid %u and has mode %04o; it must belong to uid %u with mode 0700",
+        return moor_fail(MOOR_E_ACCESS,
+                         "directory %s belongs to uid %u and has mode %04o; it must belong to uid %u with mode 0700",
                          path, (unsigned)st.st_uid, (unsigned)(st.st_mode & 0777), (unsigned)geteuid());
     }
     *fd = opened;
@@ -115,7 +120,8 @@ moor_status moor_dirs_socket_path(const char *dir, unsigned store_index, char pa
     char whole[PATH_MAX + 32];
     int length = snprintf(whole, sizeof(whole), "%s/store-%u.sock", dir, store_index);
     if (length > MOOR_SOCKET_PATH_MAX)
-        return moor_fail(MOOR_E_INVALID, "socket path %s is %d bytes long, a socket address holds %d; choose a shorter directory",
+        return moor_fail(MOOR_E_INVALID,
+                         "socket path %s is %d bytes long, a socket address holds %d; choose a shorter directory",
                          whole, length, MOOR_SOCKET_PATH_MAX);
     memcpy(path, whole, (size_t)length + 1);
     return MOOR_OK;

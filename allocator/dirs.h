@@ -19,8 +19,8 @@
 
 enum {
     MOOR_DIRS_MAX = 4,
-    MOOR_NAME_MAX = 48,          /* an instance's name */
-    MOOR_SOCKET_PATH_MAX = 107   /* sockaddr_un.sun_path without its NUL */
+    MOOR_NAME_MAX = 48,        /* an instance's name */
+    MOOR_SOCKET_PATH_MAX = 107 /* sockaddr_un.sun_path without its NUL */
 };
 
 typedef struct moor_dirs {

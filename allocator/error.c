@@ -16,7 +16,7 @@ static _Atomic int log_level = MOOR_LOG_INFO;
 static _Atomic(void (*)(void *, int, const char *)) log_sink;
 static _Atomic(void *) log_user;
 
-moor_status (moor_fail)(moor_status status, const char *format, ...)
+moor_status(moor_fail)(moor_status status, const char *format, ...)
 {
     int saved = errno;
     va_list args;
@@ -27,7 +27,7 @@ moor_status (moor_fail)(moor_status status, const char *format, ...)
     return status;
 }
 
-moor_status (moor_fail_errno)(moor_status status, int err, const char *format, ...)
+moor_status(moor_fail_errno)(moor_status status, int err, const char *format, ...)
 {
     int saved = errno;
     char reason[128];
@@ -51,13 +51,16 @@ const char *moor_last_error(void)
 const char *moor_status_name(moor_status status)
 {
     static const char *const names[] = {
-        "MOOR_OK",           "MOOR_E_INVALID",  "MOOR_E_NOMEM",       "MOOR_E_FULL",    "MOOR_E_NOT_FOUND",
-        "MOOR_E_AMBIGUOUS",  "MOOR_E_TIMEOUT",  "MOOR_E_STALE",       "MOOR_E_INCOMPLETE", "MOOR_E_GONE",
-        "MOOR_E_STATE",      "MOOR_E_POISONED", "MOOR_E_BROKEN",      "MOOR_E_CONFIG",  "MOOR_E_EXISTS",
-        "MOOR_E_ACCESS",     "MOOR_E_VERSION",  "MOOR_E_IO",          "MOOR_E_CLOSED",  "MOOR_E_FORKED",
-        "MOOR_E_UNSUPPORTED", "MOOR_E_RANGE",   "MOOR_E_CORRUPT",
+        "MOOR_OK",        "MOOR_E_INVALID",   "MOOR_E_NOMEM",
+        "MOOR_E_FULL",    "MOOR_E_NOT_FOUND", "MOOR_E_AMBIGUOUS",
+        "MOOR_E_TIMEOUT", "MOOR_E_STALE",     "MOOR_E_INCOMPLETE",
+        "MOOR_E_GONE",    "MOOR_E_STATE",     "MOOR_E_POISONED",
+        "MOOR_E_BROKEN",  "MOOR_E_CONFIG",    "MOOR_E_EXISTS",
+        "MOOR_E_ACCESS",  "MOOR_E_VERSION",   "MOOR_E_IO",
+        "MOOR_E_CLOSED",  "MOOR_E_FORKED",    "MOOR_E_UNSUPPORTED",
+        "MOOR_E_RANGE",   "MOOR_E_CORRUPT",
     };
-    size_t index = (size_t)-(int64_t)status;
+    size_t index = (size_t) - (int64_t)status;
     if (status > 0 || index >= sizeof(names) / sizeof(names[0]))
         return "MOOR_E_?";
     return names[index];

@@ -41,16 +41,18 @@ static moor_status make_room(moor_records *records, uint64_t n, intake *in)
 }
 
 /* Narrows rows skip… of the source into the blocks. */
-static moor_status narrow_in(moor_records *records, const intake *in, const moor_ids *ids, uint64_t skip, uint64_t start, const char *id,
-                             uint32_t id_len)
+static moor_status narrow_in(moor_records *records, const intake *in, const moor_ids *ids, uint64_t skip,
+                             uint64_t start, const char *id, uint32_t id_len)
 {
     uint32_t layers = records->config.layers, k = records->config.top_k;
     ptrdiff_t size = moor_narrow_dtype_bytes(ids->dtype);
     /* One line of k ids after the other, row by row. */
-    moor_narrow job = {.n_spans = 1, .k = k, .row_bytes = (size_t)k * records->id_bytes, .token_bytes = k * size, .k_bytes = size};
+    moor_narrow job = {
+        .n_spans = 1, .k = k, .row_bytes = (size_t)k * records->id_bytes, .token_bytes = k * size, .k_bytes = size};
     moor_narrow_fn narrow = moor_narrow_pick(ids->dtype, records->id_bytes, 1);
     if (!narrow)
-        return moor_fail(MOOR_E_INVALID, "request %.*s: fill with dtype %u, none of MOOR_DTYPE_*", (int)id_len, id, ids->dtype);
+        return moor_fail(MOOR_E_INVALID, "request %.*s: fill with dtype %u, none of MOOR_DTYPE_*", (int)id_len, id,
+                         ids->dtype);
     uint64_t done = 0;
     for (uint32_t b = 0; b < in->n; b++) {
         uint64_t rows = in->rows - done < records->max_rows ? in->rows - done : records->max_rows;
@@ -61,8 +63,9 @@ static moor_status narrow_in(moor_records *records, const intake *in, const moor
             for (uint64_t i = 0; i < rows * layers * k; i++) {
                 int64_t value = moor_id_load(job.source + i * (size_t)size, ids->dtype);
                 if (value < 0 || value >= (int64_t)records->config.num_experts)
-                    return moor_fail(MOOR_E_RANGE, "request %.*s: token %llu, layer %d: id %lld, the model has %u experts", (int)id_len, id,
-                                     (unsigned long long)(start + skip + done + i / (layers * k)),
+                    return moor_fail(MOOR_E_RANGE,
+                                     "request %.*s: token %llu, layer %d: id %lld, the model has %u experts",
+                                     (int)id_len, id, (unsigned long long)(start + skip + done + i / (layers * k)),
                                      records->layer_ids[i / k % layers], (long long)value, records->config.num_experts);
             }
         }
@@ -93,7 +96,8 @@ static moor_block *intake_at(const moor_records *records, const intake *in, uint
 }
 
 /* Puts the rows where the record has none: [start, …) of which the intake holds those from start + skip on. */
-static moor_status take_in(moor_records *records, moor_record_slot *record, const intake *in, uint64_t from, uint64_t end)
+static moor_status take_in(moor_records *records, moor_record_slot *record, const intake *in, uint64_t from,
+                           uint64_t end)
 {
     moor_rows *rows = &record->rows;
     uint64_t at = from;
@@ -121,7 +125,8 @@ static moor_status take_in(moor_records *records, moor_record_slot *record, cons
     return MOOR_OK;
 }
 
-static moor_status check_fill(const moor_records *records, const char *id, uint32_t id_len, uint64_t start, const moor_ids *ids, uint64_t rows)
+static moor_status check_fill(const moor_records *records, const char *id, uint32_t id_len, uint64_t start,
+                              const moor_ids *ids, uint64_t rows)
 {
     if (!id || !id_len || !ids || (!ids->data && rows))
         return moor_fail(MOOR_E_INVALID, "fill: no id or no data");
@@ -129,24 +134,27 @@ static moor_status check_fill(const moor_records *records, const char *id, uint3
     int by_layer = ids->top_k == records->config.top_k && ids->tokens == lines;
     int by_row = ids->top_k == records->config.top_k * records->config.layers && ids->tokens == rows;
     if (rows > UINT32_MAX || start > UINT32_MAX || (!by_layer && !by_row))
-        return moor_fail(MOOR_E_INVALID, "request %.*s: fill of %llu rows of %u layers and %u ids with %u times %u ids", (int)id_len, id,
-                         (unsigned long long)rows, records->config.layers, records->config.top_k, ids->tokens, ids->top_k);
+        return moor_fail(MOOR_E_INVALID, "request %.*s: fill of %llu rows of %u layers and %u ids with %u times %u ids",
+                         (int)id_len, id, (unsigned long long)rows, records->config.layers, records->config.top_k,
+                         ids->tokens, ids->top_k);
     if (ids->stride_k || ids->stride_token)
         return moor_fail(MOOR_E_UNSUPPORTED, "request %.*s: fill takes contiguous rows only", (int)id_len, id);
     return MOOR_OK;
 }
 
-static moor_status fill_record(moor_records *records, moor_record_slot *record, uint64_t start, const moor_ids *ids, uint64_t rows, uint64_t epoch)
+static moor_status fill_record(moor_records *records, moor_record_slot *record, uint64_t start, const moor_ids *ids,
+                               uint64_t rows, uint64_t epoch)
 {
     uint64_t history = record->accepted, end = start + rows;
     if (start > history + 1)
-        return moor_fail(MOOR_E_RANGE, "request %s: rows from %llu on, the history has %llu", record->id, (unsigned long long)start,
-                         (unsigned long long)history);
+        return moor_fail(MOOR_E_RANGE, "request %s: rows from %llu on, the history has %llu", record->id,
+                         (unsigned long long)start, (unsigned long long)history);
     uint64_t holes = missing_in(&record->rows, start < history ? start : history, end < history ? end : history);
     if (end <= history && !holes) {
         if (end + 1 < history)
-            return moor_fail(MOOR_E_RANGE, "request %s: %llu rows, the history has %llu: short by more than the last sampled token", record->id,
-                             (unsigned long long)end, (unsigned long long)history);
+            return moor_fail(MOOR_E_RANGE,
+                             "request %s: %llu rows, the history has %llu: short by more than the last sampled token",
+                             record->id, (unsigned long long)end, (unsigned long long)history);
         record->dropped += rows;
         return MOOR_OK;
     }
@@ -176,8 +184,8 @@ static moor_status fill_record(moor_records *records, moor_record_slot *record, 
     return status;
 }
 
-moor_status moor_records_fill(moor_records *records, const char *id, uint32_t id_len, uint64_t start, const moor_ids *ids, uint64_t rows,
-                              uint64_t epoch)
+moor_status moor_records_fill(moor_records *records, const char *id, uint32_t id_len, uint64_t start,
+                              const moor_ids *ids, uint64_t rows, uint64_t epoch)
 {
     moor_status status = check_fill(records, id, id_len, start, ids, rows);
     if (status)
@@ -203,8 +211,8 @@ static moor_status truncate_record(moor_records *records, moor_record_slot *reco
     if (record->in_step)
         return moor_fail(MOOR_E_STATE, "request %s: truncate while a step records it", record->id);
     if (rows < min_rows || rows > record->accepted)
-        return moor_fail(MOOR_E_RANGE, "request %s: truncate to %llu rows, allowed are %llu to %llu", record->id, (unsigned long long)rows,
-                         (unsigned long long)min_rows, (unsigned long long)record->accepted);
+        return moor_fail(MOOR_E_RANGE, "request %s: truncate to %llu rows, allowed are %llu to %llu", record->id,
+                         (unsigned long long)rows, (unsigned long long)min_rows, (unsigned long long)record->accepted);
     moor_status status = moor_record_can_cut(record);
     if (status)
         return status;
@@ -216,7 +224,8 @@ static moor_status truncate_record(moor_records *records, moor_record_slot *reco
     return MOOR_OK;
 }
 
-moor_status moor_records_truncate(moor_records *records, const char *id, uint32_t id_len, uint64_t rows, uint64_t min_rows)
+moor_status moor_records_truncate(moor_records *records, const char *id, uint32_t id_len, uint64_t rows,
+                                  uint64_t min_rows)
 {
     moor_handle handle;
     moor_record_slot *record = NULL;

@@ -55,7 +55,8 @@ static void drop_group(moor_ids_table *ids, moor_id_group *group)
     moor_heap_free(group);
 }
 
-moor_status moor_ids_add(moor_ids_table *ids, moor_hash128 hash, uint32_t slot, uint32_t index, int core, moor_id_node **of_record)
+moor_status moor_ids_add(moor_ids_table *ids, moor_hash128 hash, uint32_t slot, uint32_t index, int core,
+                         moor_id_node **of_record)
 {
     moor_id_node *node = moor_heap_alloc(sizeof(*node));
     moor_id_group *group = node ? group_for(ids, hash) : NULL;
@@ -63,7 +64,12 @@ moor_status moor_ids_add(moor_ids_table *ids, moor_hash128 hash, uint32_t slot, 
         moor_heap_free(node);
         return moor_fail(MOOR_E_NOMEM, "no memory for an id");
     }
-    *node = (moor_id_node){.group = group, .older = group->newest, .next_of_record = *of_record, .slot = slot, .index = index, .core = core};
+    *node = (moor_id_node){.group = group,
+                           .older = group->newest,
+                           .next_of_record = *of_record,
+                           .slot = slot,
+                           .index = index,
+                           .core = core};
     if (group->newest)
         group->newest->newer = node;
     group->newest = node;

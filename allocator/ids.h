@@ -27,7 +27,8 @@ typedef struct moor_ids_table {
 } moor_ids_table;
 
 /* Adds slot under hash and links the node into *of_record. */
-moor_status moor_ids_add(moor_ids_table *ids, moor_hash128 hash, uint32_t slot, uint32_t index, int core, moor_id_node **of_record);
+moor_status moor_ids_add(moor_ids_table *ids, moor_hash128 hash, uint32_t slot, uint32_t index, int core,
+                         moor_id_node **of_record);
 /* Removes all nodes of a record. */
 void moor_ids_remove(moor_ids_table *ids, moor_id_node **of_record);
 /* Newest node of the hash; follow ->older. NULL: unknown. */

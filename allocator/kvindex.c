@@ -68,7 +68,8 @@ moor_status moor_kvindex_end(moor_kvindex *index, moor_blocks *blocks, const int
         if ((uint32_t)ids[i] < index->blocks)
             end(index, blocks, &index->entry[ids[i]]);
         else
-            status = moor_fail(MOOR_E_RANGE, "KV block %d handed out, but the index has %u blocks", ids[i], index->blocks);
+            status =
+                moor_fail(MOOR_E_RANGE, "KV block %d handed out, but the index has %u blocks", ids[i], index->blocks);
     }
     return status;
 }
@@ -91,7 +92,8 @@ uint32_t moor_kv_entry_at(const moor_kv_entry *entry, uint32_t i, uint32_t *part
     return 0;
 }
 
-void moor_kvindex_put(moor_kvindex *index, moor_blocks *blocks, int32_t id, const moor_rows *rows, uint64_t position, uint32_t n)
+void moor_kvindex_put(moor_kvindex *index, moor_blocks *blocks, int32_t id, const moor_rows *rows, uint64_t position,
+                      uint32_t n)
 {
     if (!index->entry || (uint32_t)id >= index->blocks)
         return;

@@ -38,6 +38,7 @@ const moor_kv_entry *moor_kvindex_get(const moor_kvindex *index, int32_t id);
 uint32_t moor_kv_entry_at(const moor_kv_entry *entry, uint32_t i, uint32_t *part, uint32_t *first);
 /* Makes the entry of `id` say: the block holds rows position…position+n-1 of `rows` (n ≤ block_size), as far as these are present from
  * `position` on without a gap. */
-void moor_kvindex_put(moor_kvindex *index, moor_blocks *blocks, int32_t id, const moor_rows *rows, uint64_t position, uint32_t n);
+void moor_kvindex_put(moor_kvindex *index, moor_blocks *blocks, int32_t id, const moor_rows *rows, uint64_t position,
+                      uint32_t n);
 
 #endif

@@ -122,7 +122,8 @@ static void drop(struct entry *entry, int server)
     free(entry);
 }
 
-moor_status moor_locks_join(int dir_fd, const char *dir, int server, const uint8_t *avoid, int *locks_fd, uint32_t *slot)
+moor_status moor_locks_join(int dir_fd, const char *dir, int server, const uint8_t *avoid, int *locks_fd,
+                            uint32_t *slot)
 {
     struct stat st;
     struct entry *entry;

@@ -21,7 +21,8 @@ enum { MOOR_LOCKS_SLOTS = 256, MOOR_LOCKS_SERVER = 4096 };
  * server's process makes the file when it is absent). server: this process is part of the server, not a visitor. `dir` is for messages. Ended by moor_locks_leave.
  * avoid: NULL, or [MOOR_LOCKS_SLOTS], 1 = taken only when nothing else is free: the slot of a process that died, whose
  * traces in the state (a ticket, an arrival) must not be taken for the newcomer's. */
-moor_status moor_locks_join(int dir_fd, const char *dir, int server, const uint8_t *avoid, int *locks_fd, uint32_t *slot);
+moor_status moor_locks_join(int dir_fd, const char *dir, int server, const uint8_t *avoid, int *locks_fd,
+                            uint32_t *slot);
 void moor_locks_leave(int locks_fd, int server);
 
 /* 1 when the process in `slot` lives. Our own slot: 1. */

@@ -6,30 +6,30 @@
 
 #include "narrow_x86.h"
 
-#define LOAD(type, at) \
-    type value; \
+#define LOAD(type, at)                                                                                                 \
+    type value;                                                                                                        \
     memcpy(&value, at, sizeof(value))
 
 /* Any distance between ids; also the last word on what the vector kernels must do. */
-#define SCALAR(name, type, out)                                                                                   \
-    static uint64_t name(const moor_narrow *job)                                                                  \
-    {                                                                                                             \
-        uint64_t most = 0;                                                                                        \
-        for (uint32_t s = 0; s < job->n_spans; s++) {                                                             \
-            const moor_span *span = &job->spans[s];                                                               \
-            const uint8_t *from = job->source + (ptrdiff_t)span->token * job->token_bytes;                        \
-            uint8_t *to = span->rows + job->column;                                                               \
-            for (uint32_t i = 0; i < span->n; i++, from += job->token_bytes, to += job->row_bytes) {              \
-                for (uint32_t k = 0; k < job->k; k++) {                                                           \
-                    LOAD(type, from + (ptrdiff_t)k * job->k_bytes);                                               \
-                    uint64_t id = (uint64_t)(int64_t)value;                                                       \
-                    most = id > most ? id : most;                                                                 \
-                    out narrow = (out)id;                                                                         \
-                    memcpy(to + k * sizeof(out), &narrow, sizeof(out));                                           \
-                }                                                                                                 \
-            }                                                                                                     \
-        }                                                                                                         \
-        return most;                                                                                              \
+#define SCALAR(name, type, out)                                                                                        \
+    static uint64_t name(const moor_narrow *job)                                                                       \
+    {                                                                                                                  \
+        uint64_t most = 0;                                                                                             \
+        for (uint32_t s = 0; s < job->n_spans; s++) {                                                                  \
+            const moor_span *span = &job->spans[s];                                                                    \
+            const uint8_t *from = job->source + (ptrdiff_t)span->token * job->token_bytes;                             \
+            uint8_t *to = span->rows + job->column;                                                                    \
+            for (uint32_t i = 0; i < span->n; i++, from += job->token_bytes, to += job->row_bytes) {                   \
+                for (uint32_t k = 0; k < job->k; k++) {                                                                \
+                    LOAD(type, from + (ptrdiff_t)k * job->k_bytes);                                                    \
+                    uint64_t id = (uint64_t)(int64_t)value;                                                            \
+                    most = id > most ? id : most;                                                                      \
+                    out narrow = (out)id;                                                                              \
+                    memcpy(to + k * sizeof(out), &narrow, sizeof(out));                                                \
+                }                                                                                                      \
+            }                                                                                                          \
+        }                                                                                                              \
+        return most;                                                                                                   \
     }
 
 SCALAR(u8_to_u8, uint8_t, uint8_t)
@@ -44,8 +44,9 @@ SCALAR(i32_to_u16, int32_t, uint16_t)
 SCALAR(i64_to_u16, int64_t, uint16_t)
 
 static const moor_narrow_fn scalar[MOOR_DTYPE_I64 + 1][2] = {
-    [MOOR_DTYPE_U8] = {u8_to_u8, u8_to_u16},    [MOOR_DTYPE_U16] = {u16_to_u8, u16_to_u16}, [MOOR_DTYPE_I16] = {i16_to_u8, i16_to_u16},
-    [MOOR_DTYPE_I32] = {i32_to_u8, i32_to_u16}, [MOOR_DTYPE_I64] = {i64_to_u8, i64_to_u16},
+    [MOOR_DTYPE_U8] = {u8_to_u8, u8_to_u16},    [MOOR_DTYPE_U16] = {u16_to_u8, u16_to_u16},
+    [MOOR_DTYPE_I16] = {i16_to_u8, i16_to_u16}, [MOOR_DTYPE_I32] = {i32_to_u8, i32_to_u16},
+    [MOOR_DTYPE_I64] = {i64_to_u8, i64_to_u16},
 };
 
 static _Atomic int forced = -1;

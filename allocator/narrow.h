@@ -22,8 +22,8 @@ typedef struct moor_span {
 typedef struct moor_narrow {
     const moor_span *spans;
     uint32_t n_spans, k;
-    size_t row_bytes, column;   /* bytes from row to row, and from a row's begin to the layer's ids */
-    const uint8_t *source;      /* token 0 */
+    size_t row_bytes, column;       /* bytes from row to row, and from a row's begin to the layer's ids */
+    const uint8_t *source;          /* token 0 */
     ptrdiff_t token_bytes, k_bytes; /* from token to token, from id to id */
 } moor_narrow;
 

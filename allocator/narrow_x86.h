@@ -14,28 +14,28 @@
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl"), always_inline)) static inline
 
 /* The one loop over spans and tokens; ROW handles one token's k ids. K is a constant in the common cases. */
-#define TOKENS(ROW, K)                                                               \
-    for (uint32_t s = 0; s < job->n_spans; s++) {                                                     \
-        const moor_span *span = &job->spans[s];                                                       \
-        const uint8_t *from = job->source + (ptrdiff_t)span->token * job->token_bytes;                \
-        uint8_t *to = span->rows + job->column;                                                       \
-        for (uint32_t i = 0; i < span->n; i++, from += job->token_bytes, to += job->row_bytes)        \
-            ROW(to, from, K, most);                                                                   \
+#define TOKENS(ROW, K)                                                                                                 \
+    for (uint32_t s = 0; s < job->n_spans; s++) {                                                                      \
+        const moor_span *span = &job->spans[s];                                                                        \
+        const uint8_t *from = job->source + (ptrdiff_t)span->token * job->token_bytes;                                 \
+        uint8_t *to = span->rows + job->column;                                                                        \
+        for (uint32_t i = 0; i < span->n; i++, from += job->token_bytes, to += job->row_bytes)                         \
+            ROW(to, from, K, most);                                                                                    \
     }
 
-#define KERNEL(name, features, type, ROW, LARGEST)                                                    \
-    __attribute__((target(features))) static uint64_t name(const moor_narrow *job)                    \
-    {                                                                                                 \
-        type most[2];                                                                                 \
-        memset(most, 0, sizeof(most));                                                                \
-        if (job->k == 8) {                                                                            \
-            TOKENS(ROW, 8)                                                                        \
-        } else if (job->k == 4) {                                                                     \
-            TOKENS(ROW, 4)                                                                        \
-        } else {                                                                                      \
-            TOKENS(ROW, job->k)                                                                   \
-        }                                                                                             \
-        return LARGEST(most);                                                                         \
+#define KERNEL(name, features, type, ROW, LARGEST)                                                                     \
+    __attribute__((target(features))) static uint64_t name(const moor_narrow *job)                                     \
+    {                                                                                                                  \
+        type most[2];                                                                                                  \
+        memset(most, 0, sizeof(most));                                                                                 \
+        if (job->k == 8) {                                                                                             \
+            TOKENS(ROW, 8)                                                                                             \
+        } else if (job->k == 4) {                                                                                      \
+            TOKENS(ROW, 4)                                                                                             \
+        } else {                                                                                                       \
+            TOKENS(ROW, job->k)                                                                                        \
+        }                                                                                                              \
+        return LARGEST(most);                                                                                          \
     }
 
 /* ---- AVX2: 8 ids at a time. most[0]: largest low halves; most[1]: high halves or'ed (int64 only). ---- */
@@ -47,8 +47,8 @@ AVX2 __m256i first_lanes(uint32_t n)
 
 AVX2 void store_u8(uint8_t *to, __m256i ids, uint32_t n)
 {
-    __m256i pick = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1,
-                                    -1, -1, -1, -1, -1, -1);
+    __m256i pick = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1, -1,
+                                    -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
     __m256i bytes = _mm256_shuffle_epi8(ids, pick);
     __m128i both = _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
     if (n == 8) {
@@ -110,11 +110,13 @@ AVX2 __m256i load_i64(const uint8_t *from, uint32_t n, __m256i *most)
         high = _mm256_loadu_si256((const __m256i *)(const void *)(from + 32));
     } else { /* an id is two lanes */
         low = _mm256_maskload_epi32((const int *)(const void *)from, first_lanes(2 * n));
-        high = n > 4 ? _mm256_maskload_epi32((const int *)(const void *)(from + 32), first_lanes(2 * (n - 4))) : _mm256_setzero_si256();
+        high = n > 4 ? _mm256_maskload_epi32((const int *)(const void *)(from + 32), first_lanes(2 * (n - 4)))
+                     : _mm256_setzero_si256();
     }
     most[1] = _mm256_or_si256(most[1], _mm256_or_si256(_mm256_srli_epi64(low, 32), _mm256_srli_epi64(high, 32)));
     __m256i even = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
-    __m256i ids = _mm256_blend_epi32(_mm256_permutevar8x32_epi32(low, even), _mm256_permutevar8x32_epi32(high, even), 0xF0);
+    __m256i ids =
+        _mm256_blend_epi32(_mm256_permutevar8x32_epi32(low, even), _mm256_permutevar8x32_epi32(high, even), 0xF0);
     most[0] = _mm256_max_epu32(most[0], ids);
     return ids;
 }
@@ -132,12 +134,12 @@ AVX2 uint64_t largest_avx2(const __m256i *most)
     return largest;
 }
 
-#define AVX2_ROW(load, store, bytes)                                    \
-    uint32_t at = 0;                                                    \
-    for (; at + 8 <= k; at += 8)                                        \
-        store(to + at * (bytes), load(from + at * ID, 8, most), 8);     \
-    if (at < k)                                                         \
-        store(to + at * (bytes), load(from + at * ID, k - at, most), k - at)
+#define AVX2_ROW(load, store, bytes)                                                                                   \
+    uint32_t at = 0;                                                                                                   \
+    for (; at + 8 <= k; at += 8)                                                                                       \
+        store(to + at * (bytes), load(from + at * ID, 8, most), 8);                                                    \
+    if (at < k)                                                                                                        \
+    store(to + at * (bytes), load(from + at * ID, k - at, most), k - at)
 
 #define ID 4
 AVX2 void row_i32_u8(uint8_t *to, const uint8_t *from, uint32_t k, __m256i *most)

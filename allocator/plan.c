@@ -29,14 +29,16 @@ static void decide(moor_records *records, moor_record_slot *record, uint64_t sta
 }
 
 /* One KV block's rows from `position` on, at most to `to`. Returns how many rows were appended, present or missing. */
-static uint64_t supply_block(moor_records *records, moor_record_slot *record, const moor_step_request *request, uint64_t position, uint64_t to)
+static uint64_t supply_block(moor_records *records, moor_record_slot *record, const moor_step_request *request,
+                             uint64_t position, uint64_t to)
 {
     uint32_t size = records->kv.block_size;
     uint64_t number = position / size, in_block = position % size;
     uint64_t n = (number + 1) * size - position;
     if (n > to - position)
         n = to - position;
-    const moor_kv_entry *entry = number < request->n_kv_blocks ? moor_kvindex_get(&records->kv, request->kv_blocks[number]) : NULL;
+    const moor_kv_entry *entry =
+        number < request->n_kv_blocks ? moor_kvindex_get(&records->kv, request->kv_blocks[number]) : NULL;
     uint32_t part, first;
     uint32_t have = entry ? moor_kv_entry_at(entry, (uint32_t)in_block, &part, &first) : 0;
     if (!have) {
@@ -134,7 +136,8 @@ static moor_status reserve_piece(moor_step *step)
     return MOOR_OK;
 }
 
-static moor_status add_piece(moor_step *step, moor_block *block, uint32_t first, uint32_t token, uint32_t n, uint32_t row_bytes)
+static moor_status add_piece(moor_step *step, moor_block *block, uint32_t first, uint32_t token, uint32_t n,
+                             uint32_t row_bytes)
 {
     moor_status status = reserve_piece(step);
     if (status)
@@ -174,7 +177,8 @@ static void plan_rows(moor_records *records, moor_step_entry *entry, const moor_
             used = record->tail == before ? used : 0;
         }
         uint32_t n = record->tail->rows - used < left ? record->tail->rows - used : left;
-        if (moor_block_reserve_run(record->tail) || moor_rows_reserve(&record->rows, step->n_pieces - entry->piece + 4) ||
+        if (moor_block_reserve_run(record->tail) ||
+            moor_rows_reserve(&record->rows, step->n_pieces - entry->piece + 4) ||
             add_piece(step, record->tail, used, token, n, records->row_bytes))
             break;
         used += n;
@@ -226,7 +230,8 @@ void moor_plan_fail_rows(moor_record_slot *record, uint64_t until, uint32_t reas
     record->gap_reasons |= reason;
 }
 
-void moor_plan_request(moor_records *records, moor_step_entry *entry, const moor_step_request *request, moor_record_slot *record)
+void moor_plan_request(moor_records *records, moor_step_entry *entry, const moor_step_request *request,
+                       moor_record_slot *record)
 {
     entry->record = record;
     entry->start = request->start;

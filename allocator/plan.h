@@ -11,7 +11,8 @@
 #include "records.h"
 
 /* entry->token and ->count are set. entry->record is NULL afterwards when nothing of it can be recorded. */
-void moor_plan_request(moor_records *records, moor_step_entry *entry, const moor_step_request *request, moor_record_slot *record);
+void moor_plan_request(moor_records *records, moor_step_entry *entry, const moor_step_request *request,
+                       moor_record_slot *record);
 /* Rows below `until` that no later step delivers are missing for this reason. */
 void moor_plan_fail_rows(moor_record_slot *record, uint64_t until, uint32_t reason);
 

@@ -10,9 +10,9 @@
 #include <moor/moor.h>
 
 enum { /* events that have no public number: they follow from what happened */
-    MOOR_EVENT_EXPORTED = 100,
-    MOOR_EVENT_DISCONNECTED = 101,
-    MOOR_EVENT_EXPIRED = 102
+       MOOR_EVENT_EXPORTED = 100,
+       MOOR_EVENT_DISCONNECTED = 101,
+       MOOR_EVENT_EXPIRED = 102
 };
 
 typedef enum moor_action {

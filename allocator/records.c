@@ -99,7 +99,8 @@ moor_record_slot *moor_record_new(moor_records *records, moor_hash128 hash, cons
     record->sealed = record->in_step = record->seal_pending = record->noticed = 0;
     record->detached = record->opened = record->expirable = 0;
     record->owner = MOOR_OWNER_ROLLOUT;
-    record->accepted = record->gap_until = record->kv_done = record->dropped = record->seal_rows = record->last_step = 0;
+    record->accepted = record->gap_until = record->kv_done = record->dropped = record->seal_rows = record->last_step =
+        0;
     record->gap_reasons = record->tail_used = record->seal_flags = record->n_parked = record->cap_parked = 0;
     record->kept_bytes = 0;
     record->created = ++records->created;
@@ -155,7 +156,8 @@ moor_status moor_record_can_cut(moor_record_slot *record)
         return MOOR_OK;
     moor_block **parked = moor_heap_realloc(record->parked, need * sizeof(*parked));
     if (!parked)
-        return moor_fail(MOOR_E_NOMEM, "request %s: no memory to keep %u segments for readers of rows that are cut", record->id, need);
+        return moor_fail(MOOR_E_NOMEM, "request %s: no memory to keep %u segments for readers of rows that are cut",
+                         record->id, need);
     record->parked = parked;
     record->cap_parked = need;
     return MOOR_OK;
@@ -285,7 +287,8 @@ moor_status moor_record_apply(moor_records *records, moor_record_slot *record, u
         record->detached = 1;
         return MOOR_OK;
     case MOOR_ACTION_INVALID:
-        return moor_fail(MOOR_E_INVALID, "request %s: no event %u for owner %s", record->id, event, moor_owner_name(record->owner));
+        return moor_fail(MOOR_E_INVALID, "request %s: no event %u for owner %s", record->id, event,
+                         moor_owner_name(record->owner));
     default:
         return MOOR_OK;
     }

@@ -37,14 +37,14 @@ struct moor_records {
     moor_ids_table ids;
     moor_kvindex kv;
     moor_clients clients;
-    moor_step step; /* the recorder thread's; see step.h */
+    moor_step step;                    /* the recorder thread's; see step.h */
     moor_record_slot *oldest, *newest; /* sealed and not dead, by touched_ns */
     moor_pending_event *events, **events_end;
     uint64_t live, sealed, kept_bytes, created;
     uint64_t seals_unknown, seals_repeated, seals_torn;
     uint64_t stuck_at, stuck_since_ns; /* ring position whose producer has not published */
     uint64_t purged_ns;
-    char complaint[256]; /* to be logged once the lock is free */
+    char complaint[256];   /* to be logged once the lock is free */
     int notify_fd, notify; /* notify: something happened that a waiter wants to hear of */
     _Atomic int waiters;
 };
@@ -52,7 +52,8 @@ struct moor_records {
 void moor_records_lock(moor_records *records);
 void moor_records_unlock(moor_records *records);
 
-void moor_records_count(moor_records *records, enum moor_counter counter, uint64_t delta); /* with or without the lock */
+void moor_records_count(moor_records *records, enum moor_counter counter,
+                        uint64_t delta); /* with or without the lock */
 
 /* A new record under the core id. NULL: no memory, error set. */
 moor_record_slot *moor_record_new(moor_records *records, moor_hash128 hash, const char *id, uint32_t id_len);

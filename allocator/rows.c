@@ -100,7 +100,8 @@ static void replace(moor_rows *rows, uint64_t start, uint64_t n, moor_piece with
         parts[count++] = (moor_piece){old.start, before, old.block, old.first, old.reasons};
     parts[count++] = with;
     if (after)
-        parts[count++] = (moor_piece){start + n, after, old.block, old.block ? old.first + (uint32_t)(before + n) : 0, old.reasons};
+        parts[count++] =
+            (moor_piece){start + n, after, old.block, old.block ? old.first + (uint32_t)(before + n) : 0, old.reasons};
     memmove(&rows->piece[at + count], &rows->piece[at + 1], (rows->n - at - 1) * sizeof(*rows->piece));
     memcpy(&rows->piece[at], parts, count * sizeof(*parts));
     rows->n += count - 1;

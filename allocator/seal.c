@@ -8,7 +8,8 @@
 static uint32_t check_word(const moor_state_seal *entry, uint64_t position)
 {
     uint64_t mix = position * 0x9E3779B97F4A7C15ull;
-    const uint64_t part[] = {entry->id.lo, entry->id.hi, entry->alias.lo, entry->alias.hi, entry->rows_expected, entry->flags};
+    const uint64_t part[] = {entry->id.lo,    entry->id.hi,         entry->alias.lo,
+                             entry->alias.hi, entry->rows_expected, entry->flags};
     for (size_t i = 0; i < sizeof(part) / sizeof(part[0]); i++)
         mix = (mix ^ part[i]) * 0xD6E8FEB86659FD93ull + (mix >> 29);
     return (uint32_t)(mix >> 32) ^ (uint32_t)mix;
@@ -22,13 +23,14 @@ moor_status moor_seal_claim(moor_state_seal_ring *ring, uint64_t *position)
             atomic_fetch_add_explicit(&ring->lost, 1, memory_order_relaxed);
             return moor_fail(MOOR_E_FULL, "the seal ring is full: %d seals wait for their store", MOOR_SEAL_RING);
         }
-    } while (!atomic_compare_exchange_weak_explicit(&ring->tail, &tail, tail + 1, memory_order_relaxed, memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&ring->tail, &tail, tail + 1, memory_order_relaxed,
+                                                    memory_order_relaxed));
     *position = tail;
     return MOOR_OK;
 }
 
-moor_status moor_seal_publish(moor_state_seal_ring *ring, uint64_t position, moor_hash128 id, moor_hash128 alias, uint64_t rows_expected,
-                              uint32_t flags)
+moor_status moor_seal_publish(moor_state_seal_ring *ring, uint64_t position, moor_hash128 id, moor_hash128 alias,
+                              uint64_t rows_expected, uint32_t flags)
 {
     moor_state_seal *entry = &ring->entry[position % MOOR_SEAL_RING];
     entry->id = id;
@@ -37,12 +39,15 @@ moor_status moor_seal_publish(moor_state_seal_ring *ring, uint64_t position, moo
     entry->flags = flags;
     entry->reserved = check_word(entry, position);
     uint64_t before = position < MOOR_SEAL_RING ? 0 : position - MOOR_SEAL_RING + 1;
-    if (atomic_compare_exchange_strong_explicit(&entry->seq, &before, position + 1, memory_order_release, memory_order_relaxed))
+    if (atomic_compare_exchange_strong_explicit(&entry->seq, &before, position + 1, memory_order_release,
+                                                memory_order_relaxed))
         return MOOR_OK;
-    return moor_fail(MOOR_E_TIMEOUT, "seal at ring position %llu came too late: the store had given it up", (unsigned long long)position);
+    return moor_fail(MOOR_E_TIMEOUT, "seal at ring position %llu came too late: the store had given it up",
+                     (unsigned long long)position);
 }
 
-moor_status moor_seal_push(moor_state_seal_ring *ring, moor_hash128 id, moor_hash128 alias, uint64_t rows_expected, uint32_t flags)
+moor_status moor_seal_push(moor_state_seal_ring *ring, moor_hash128 id, moor_hash128 alias, uint64_t rows_expected,
+                           uint32_t flags)
 {
     uint64_t position;
     if (rows_expected > UINT32_MAX)
@@ -61,7 +66,8 @@ moor_status moor_seal_push(moor_state_seal_ring *ring, moor_hash128 id, moor_has
 /* A request that never ran here is over all the same: who waits for its record must hear of it. */
 static void tell_unknown(moor_records *records, moor_hash128 id, moor_hash128 alias, uint32_t flags)
 {
-    moor_pending_event *pending = records->config.sealed ? moor_heap_alloc(sizeof(*pending) + 2 * sizeof(moor_hash128)) : NULL;
+    moor_pending_event *pending =
+        records->config.sealed ? moor_heap_alloc(sizeof(*pending) + 2 * sizeof(moor_hash128)) : NULL;
     if (!pending)
         return;
     pending->ids[0] = id;
@@ -86,7 +92,8 @@ static moor_record_slot *unsealed(const moor_records *records, moor_hash128 id, 
     return NULL;
 }
 
-moor_status moor_seal_apply(moor_records *records, moor_hash128 id, moor_hash128 alias, uint64_t rows_expected, uint32_t flags)
+moor_status moor_seal_apply(moor_records *records, moor_hash128 id, moor_hash128 alias, uint64_t rows_expected,
+                            uint32_t flags)
 {
     int known;
     moor_record_slot *record = unsealed(records, id, &known);
@@ -111,7 +118,8 @@ moor_status moor_seal_apply(moor_records *records, moor_hash128 id, moor_hash128
 }
 
 /* 1: the entry at `position` is published (perhaps as void, then *void_entry). 0: its producer is still at it. */
-static int wait_entry(moor_records *records, moor_state_seal *entry, uint64_t position, uint64_t now_ns, int *void_entry)
+static int wait_entry(moor_records *records, moor_state_seal *entry, uint64_t position, uint64_t now_ns,
+                      int *void_entry)
 {
     uint64_t seq = atomic_load_explicit(&entry->seq, memory_order_acquire);
     if (seq == position + 1)

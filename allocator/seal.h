@@ -19,11 +19,12 @@ struct moor_records;
 /* Under the lock. Returns how many seals were taken. */
 uint32_t moor_seal_drain(struct moor_records *records, uint64_t now_ns);
 /* Under the lock; see moor_records_seal. */
-moor_status moor_seal_apply(struct moor_records *records, moor_hash128 id, moor_hash128 alias, uint64_t rows_expected, uint32_t flags);
+moor_status moor_seal_apply(struct moor_records *records, moor_hash128 id, moor_hash128 alias, uint64_t rows_expected,
+                            uint32_t flags);
 
 /* The two halves of a push, apart so that a test can die between them. */
 moor_status moor_seal_claim(moor_state_seal_ring *ring, uint64_t *position);
-moor_status moor_seal_publish(moor_state_seal_ring *ring, uint64_t position, moor_hash128 id, moor_hash128 alias, uint64_t rows_expected,
-                              uint32_t flags);
+moor_status moor_seal_publish(moor_state_seal_ring *ring, uint64_t position, moor_hash128 id, moor_hash128 alias,
+                              uint64_t rows_expected, uint32_t flags);
 
 #endif

@@ -122,7 +122,8 @@ moor_status moor_slots_lease(const moor_slots *slots, moor_handle handle)
             return stale(handle);
         if ((word & MOOR_SLOT_LEASES) == MOOR_SLOT_LEASES)
             return moor_fail(MOOR_E_FULL, "handle %#llx has %llu leases", (unsigned long long)handle, MOOR_SLOT_LEASES);
-    } while (!atomic_compare_exchange_weak_explicit(&slot->word, &word, word + 1, memory_order_acquire, memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&slot->word, &word, word + 1, memory_order_acquire,
+                                                    memory_order_relaxed));
     return MOOR_OK;
 }
 
@@ -137,8 +138,8 @@ moor_status moor_slots_unlease(const moor_slots *slots, moor_handle handle, int 
             return stale(handle);
         if (!(word & MOOR_SLOT_LEASES))
             return moor_fail(MOOR_E_STATE, "handle %#llx has no lease that could end", (unsigned long long)handle);
-    } while (!atomic_compare_exchange_weak_explicit(&slot->word, &word, word - 1, memory_order_release, memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&slot->word, &word, word - 1, memory_order_release,
+                                                    memory_order_relaxed));
     *last = (word & MOOR_SLOT_DEAD) && (word & MOOR_SLOT_LEASES) == 1;
     return MOOR_OK;
 }
-

@@ -42,7 +42,7 @@ typedef struct moor_record_slot {
     moor_block **parked; /* references of rows that were cut while leased */
     moor_hash128 hash;
     moor_id_node *nodes;
-    struct moor_pending_event *event; /* made with the record, so that a seal needs no memory */
+    struct moor_pending_event *event;       /* made with the record, so that a seal needs no memory */
     struct moor_record_slot *older, *newer; /* among the sealed, by touched_ns */
     struct moor_record_slot *next_free;
 } moor_record_slot;

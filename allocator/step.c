@@ -39,8 +39,8 @@ void moor_step_close(moor_records *records)
  * elsewhere is a new request under an old id. */
 static int is_late(const moor_record_slot *record, const moor_step_request *request, uint64_t number)
 {
-    return record->sealed && !record->noticed && record->rows.end && request->start >= record->rows.end && record->last_step &&
-           number - record->last_step <= LATE_STEPS;
+    return record->sealed && !record->noticed && record->rows.end && request->start >= record->rows.end &&
+           record->last_step && number - record->last_step <= LATE_STEPS;
 }
 
 static moor_record_slot *record_for(moor_records *records, const moor_step_request *request, uint32_t at)
@@ -48,7 +48,8 @@ static moor_record_slot *record_for(moor_records *records, const moor_step_reque
     moor_step *step = &records->step;
     if (at < step->n_last) {
         moor_record_slot *last = step->last[at];
-        if (last && last->used && !last->sealed && last->id_len == request->id_len && !memcmp(last->id, request->id, request->id_len))
+        if (last && last->used && !last->sealed && last->id_len == request->id_len &&
+            !memcmp(last->id, request->id, request->id_len))
             return last;
     }
     moor_hash128 hash = moor_id_hash(request->id, request->id_len);
@@ -68,8 +69,9 @@ static moor_status check_requests(const moor_records *records, const moor_step_r
         if (!request->id || !request->id_len)
             return moor_fail(MOOR_E_INVALID, "step_begin: request %u of %u has no id", i, n);
         if (request->spec > request->count || request->start > UINT32_MAX)
-            return moor_fail(MOOR_E_INVALID, "step_begin: request %.*s: %u tokens from %llu, %u of them speculative", (int)request->id_len,
-                             request->id, request->count, (unsigned long long)request->start, request->spec);
+            return moor_fail(MOOR_E_INVALID, "step_begin: request %.*s: %u tokens from %llu, %u of them speculative",
+                             (int)request->id_len, request->id, request->count, (unsigned long long)request->start,
+                             request->spec);
         tokens += request->count;
     }
     if (tokens > records->config.max_step_tokens)
@@ -93,7 +95,8 @@ static moor_status reserve_step(moor_step *step, uint32_t n)
     return MOOR_OK;
 }
 
-moor_status moor_records_step_begin(moor_records *records, const moor_step_request *requests, uint32_t n, uint64_t epoch)
+moor_status moor_records_step_begin(moor_records *records, const moor_step_request *requests, uint32_t n,
+                                    uint64_t epoch)
 {
     moor_step *step = &records->step;
     moor_records_lock(records);
@@ -157,20 +160,24 @@ static moor_status bad_id(const moor_records *records, uint32_t column, const mo
         const moor_span *span = &step->spans[s];
         for (uint64_t i = 0; i < (uint64_t)span->n * job->k; i++) {
             uint32_t token = span->token + (uint32_t)(i / job->k);
-            const uint8_t *at = job->source + (ptrdiff_t)token * job->token_bytes + (ptrdiff_t)(i % job->k) * job->k_bytes;
+            const uint8_t *at =
+                job->source + (ptrdiff_t)token * job->token_bytes + (ptrdiff_t)(i % job->k) * job->k_bytes;
             int64_t id = moor_id_load(at, ids->dtype);
             if (id >= 0 && id < (int64_t)records->config.num_experts)
                 continue;
             const moor_step_entry *entry = step->entries;
             while (token >= entry->token + entry->count)
                 entry++;
-            return moor_fail(MOOR_E_RANGE, "request %s: token %llu, layer %d: id %lld, the model has %u experts", entry->record->id,
-                             (unsigned long long)(entry->start + token - entry->token), records->layer_ids[column], (long long)id,
-                             records->config.num_experts);
+            return moor_fail(MOOR_E_RANGE, "request %s: token %llu, layer %d: id %lld, the model has %u experts",
+                             entry->record->id, (unsigned long long)(entry->start + token - entry->token),
+                             records->layer_ids[column], (long long)id, records->config.num_experts);
         }
     }
-    return moor_fail(MOOR_E_RANGE, "layer column %u: an id of %u experts is out of range and was gone when looked for: the source changed "
-                     "during the call", column, records->config.num_experts);
+    return moor_fail(
+        MOOR_E_RANGE,
+        "layer column %u: an id of %u experts is out of range and was gone when looked for: the source changed "
+        "during the call",
+        column, records->config.num_experts);
 }
 
 static moor_status refuse(moor_records *records, uint32_t column, moor_status status)
@@ -192,17 +199,19 @@ static moor_status check_capture(const moor_records *records, uint32_t column, c
     if (column >= records->config.layers)
         return moor_fail(MOOR_E_RANGE, "capture of layer column %u: there are %u", column, records->config.layers);
     if (step->captured[column])
-        return moor_fail(MOOR_E_STATE, "layer column %u (layer %d) captured twice in one step", column, records->layer_ids[column]);
+        return moor_fail(MOOR_E_STATE, "layer column %u (layer %d) captured twice in one step", column,
+                         records->layer_ids[column]);
     if (!ids || (!ids->data && ids->tokens))
         return moor_fail(MOOR_E_INVALID, "capture of layer column %u: no data", column);
     if (ids->tokens > records->config.max_step_tokens)
-        return moor_fail(MOOR_E_RANGE, "capture of layer column %u: %u tokens, the store was made for %u", column, ids->tokens,
-                         records->config.max_step_tokens);
+        return moor_fail(MOOR_E_RANGE, "capture of layer column %u: %u tokens, the store was made for %u", column,
+                         ids->tokens, records->config.max_step_tokens);
     if (ids->tokens != step->tokens)
-        return moor_fail(MOOR_E_INVALID, "capture of layer column %u: %u tokens, the step has %u", column, ids->tokens, step->tokens);
+        return moor_fail(MOOR_E_INVALID, "capture of layer column %u: %u tokens, the step has %u", column, ids->tokens,
+                         step->tokens);
     if (ids->top_k != records->config.top_k)
-        return moor_fail(MOOR_E_INVALID, "capture of layer column %u: %u ids a token, the store was made for %u", column, ids->top_k,
-                         records->config.top_k);
+        return moor_fail(MOOR_E_INVALID, "capture of layer column %u: %u ids a token, the store was made for %u",
+                         column, ids->top_k, records->config.top_k);
     return MOOR_OK;
 }
 
@@ -229,7 +238,9 @@ moor_status moor_records_capture(moor_records *records, uint32_t column, const m
                        .k_bytes = (compact ? 1 : (ptrdiff_t)ids->stride_k) * size};
     moor_narrow_fn narrow = moor_narrow_pick(ids->dtype, records->id_bytes, job.k_bytes == size);
     if (!narrow)
-        return refuse(records, column, moor_fail(MOOR_E_INVALID, "capture of layer column %u: dtype %u is none of MOOR_DTYPE_*", column, ids->dtype));
+        return refuse(records, column,
+                      moor_fail(MOOR_E_INVALID, "capture of layer column %u: dtype %u is none of MOOR_DTYPE_*", column,
+                                ids->dtype));
     if (narrow(&job) >= records->config.num_experts)
         return refuse(records, column, bad_id(records, column, ids, &job));
     step->captured[column] = CAPTURED;

@@ -18,10 +18,10 @@ typedef struct moor_step_entry {
     uint64_t start;
     uint32_t token, count, spec, skip;
     uint32_t piece, n_pieces; /* of step->pieces: where rows start + skip… go, as far as there was room */
-    uint32_t kv, n_kv;      /* of step->kv: ids of the KV blocks from number kv_first on */
+    uint32_t kv, n_kv;        /* of step->kv: ids of the KV blocks from number kv_first on */
     uint64_t kv_first;
     uint64_t gap_from, gap_to; /* rows before `start` that the KV index did not know at begin; equal: none */
-    uint32_t lost;          /* last rows for which there was no room */
+    uint32_t lost;             /* last rows for which there was no room */
 } moor_step_entry;
 
 /* Rows first…first+n-1 of a block are this step's. They are captured there, or into rows stage… of the step's stage: a decode step's rows
@@ -44,7 +44,7 @@ typedef struct moor_step {
     moor_step_piece *pieces;
     moor_span *spans; /* what capture writes: neighbours in source and target are one */
     uint32_t n_pieces, n_spans, cap_pieces;
-    uint64_t shed; /* number of the last step that found the arena full and asked the KV index for rows */
+    uint64_t shed;  /* number of the last step that found the arena full and asked the KV index for rows */
     uint8_t *stage; /* [MOOR_STAGE_ROWS] rows */
     uint32_t staged;
     int32_t *kv;

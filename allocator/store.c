@@ -17,17 +17,21 @@
 static moor_status check_config(const moor_records_config *config)
 {
     if (!config->layers || !config->top_k || !config->num_experts || !config->max_step_tokens || !config->layer_ids)
-        return moor_fail(MOOR_E_INVALID, "store of %u layers, %u ids a token, %u experts, %u tokens a step: none may be zero", config->layers,
-                         config->top_k, config->num_experts, config->max_step_tokens);
+        return moor_fail(MOOR_E_INVALID,
+                         "store of %u layers, %u ids a token, %u experts, %u tokens a step: none may be zero",
+                         config->layers, config->top_k, config->num_experts, config->max_step_tokens);
     if (config->num_experts > 65536)
-        return moor_fail(MOOR_E_INVALID, "%u experts: more than the 65536 that an id of two bytes can tell apart", config->num_experts);
+        return moor_fail(MOOR_E_INVALID, "%u experts: more than the 65536 that an id of two bytes can tell apart",
+                         config->num_experts);
     if (config->top_k > config->num_experts || config->layers > 65536 || config->top_k > 65536)
-        return moor_fail(MOOR_E_INVALID, "%u of %u experts a token in %u layers", config->top_k, config->num_experts, config->layers);
+        return moor_fail(MOOR_E_INVALID, "%u of %u experts a token in %u layers", config->top_k, config->num_experts,
+                         config->layers);
     if ((config->kv_blocks == 0) != (config->kv_block_size == 0) || config->kv_blocks > INT32_MAX)
         return moor_fail(MOOR_E_INVALID, "%u KV blocks of %u tokens", config->kv_blocks, config->kv_block_size);
     for (uint32_t i = 1; i < config->layers; i++) {
         if (config->layer_ids[i] <= config->layer_ids[i - 1])
-            return moor_fail(MOOR_E_INVALID, "layer_ids[%u] is %d after %d: they must ascend", i, config->layer_ids[i], config->layer_ids[i - 1]);
+            return moor_fail(MOOR_E_INVALID, "layer_ids[%u] is %d after %d: they must ascend", i, config->layer_ids[i],
+                             config->layer_ids[i - 1]);
     }
     return MOOR_OK;
 }
@@ -41,7 +45,8 @@ static moor_status open_parts(moor_records *records)
     memcpy(records->layer_ids, config->layer_ids, config->layers * sizeof(*records->layer_ids));
     records->config.layer_ids = records->layer_ids;
     moor_status status = moor_arena_create(config->arena_bytes, &records->arena);
-    records->blocks = (moor_blocks){.arena = records->arena, .row_bytes = records->row_bytes, .max_rows = records->max_rows};
+    records->blocks =
+        (moor_blocks){.arena = records->arena, .row_bytes = records->row_bytes, .max_rows = records->max_rows};
     if (!status)
         status = moor_slots_open(&records->slots);
     if (!status)
@@ -133,7 +138,8 @@ moor_status moor_records_arena_fd(const moor_records *records, int *fd)
 
 /* ---- ids, seals, owners ---- */
 
-moor_status moor_records_alias(moor_records *records, const char *id, uint32_t id_len, const char *alias, uint32_t alias_len, uint32_t index)
+moor_status moor_records_alias(moor_records *records, const char *id, uint32_t id_len, const char *alias,
+                               uint32_t alias_len, uint32_t index)
 {
     if (!id || !id_len || !alias || !alias_len)
         return moor_fail(MOOR_E_INVALID, "alias: an empty id");
@@ -165,7 +171,8 @@ moor_status moor_records_seal(moor_records *records, moor_hash128 id, uint64_t r
 uint32_t moor_records_drain(moor_records *records)
 {
     const moor_state_seal_ring *ring = records->config.seals;
-    if (!ring || atomic_load_explicit(&ring->head, memory_order_relaxed) == atomic_load_explicit(&ring->tail, memory_order_relaxed))
+    if (!ring || atomic_load_explicit(&ring->head, memory_order_relaxed) ==
+                     atomic_load_explicit(&ring->tail, memory_order_relaxed))
         return 0;
     moor_records_lock(records);
     uint32_t taken = moor_seal_drain(records, moor_now_ns());

@@ -43,10 +43,10 @@ typedef struct moor_records_config {
     uint32_t max_step_tokens, max_requests;
     uint32_t kv_blocks, kv_block_size; /* 0, 0: no KV-slot index */
     uint32_t validate_at_seal, store_index;
-    double keep_s;               /* ≤ 0: no limit in time */
-    uint64_t keep_bytes;         /* 0: no limit in bytes */
-    moor_state_seal_ring *seals; /* may be NULL */
-    _Atomic uint64_t *counters;  /* [MOOR_COUNTERS_MAX], may be NULL: none counted */
+    double keep_s;                                              /* ≤ 0: no limit in time */
+    uint64_t keep_bytes;                                        /* 0: no limit in bytes */
+    moor_state_seal_ring *seals;                                /* may be NULL */
+    _Atomic uint64_t *counters;                                 /* [MOOR_COUNTERS_MAX], may be NULL: none counted */
     void (*sealed)(void *user, const moor_sealed_event *event); /* may be NULL */
     void *user;
 } moor_records_config;
@@ -56,21 +56,22 @@ void moor_records_destroy(moor_records *records); /* no other call may run; NULL
 
 /* ---- geometry, constant ---- */
 uint32_t moor_records_row_bytes(const moor_records *records);
-uint32_t moor_records_dtype(const moor_records *records); /* MOOR_DTYPE_U8 or _U16 */
+uint32_t moor_records_dtype(const moor_records *records);       /* MOOR_DTYPE_U8 or _U16 */
 uint64_t moor_records_arena_bytes(const moor_records *records); /* size of the memfd, page-rounded */
 /* A new read-only descriptor of the arena, MFD sealed, mode 0400: for SCM_RIGHTS. The caller closes it. */
 moor_status moor_records_arena_fd(const moor_records *records, int *fd);
 
 /* ---- recorder thread ---- */
 /* `epoch`: the weight epoch whose weights this step runs with. An open step is abandoned first. */
-moor_status moor_records_step_begin(moor_records *records, const moor_step_request *requests, uint32_t n, uint64_t epoch);
+moor_status moor_records_step_begin(moor_records *records, const moor_step_request *requests, uint32_t n,
+                                    uint64_t epoch);
 /* Rows of layer column `column` for all tokens of the step, in batch order. data points at the first local token. No lock, no
  * syscall, no allocation. MOOR_E_STATE without a step or for a column captured twice; MOOR_E_INVALID/MOOR_E_RANGE name the numbers; after
  * any error of a column its rows of this step are missing. */
 moor_status moor_records_capture(moor_records *records, uint32_t column, const moor_ids *ids);
 /* The caller found the column's ids unusable, for a reason that is its own (`status`, returned): its rows of this step are missing. */
 moor_status moor_records_capture_failed(moor_records *records, uint32_t column, moor_status status);
-uint32_t moor_records_dtype_bytes(uint32_t dtype); /* of MOOR_DTYPE_*; 0: no such dtype */
+uint32_t moor_records_dtype_bytes(uint32_t dtype);              /* of MOOR_DTYPE_*; 0: no such dtype */
 uint32_t moor_records_step_tokens(const moor_records *records); /* of the open step; 0 without one */
 moor_status moor_records_step_commit(moor_records *records, const uint32_t *accepted, uint32_t n);
 moor_status moor_records_step_abandon(moor_records *records); /* no open step: MOOR_OK */
@@ -81,22 +82,27 @@ moor_status moor_records_finished(moor_records *records, const char *id, uint32_
 
 /* ---- any thread ---- */
 /* Must follow the step that first names a reused id; an id that is not known yet gets its record here. */
-moor_status moor_records_alias(moor_records *records, const char *id, uint32_t id_len, const char *alias, uint32_t alias_len, uint32_t index);
-moor_status moor_records_fill(moor_records *records, const char *id, uint32_t id_len, uint64_t start, const moor_ids *ids, uint64_t rows, uint64_t epoch);
-moor_status moor_records_truncate(moor_records *records, const char *id, uint32_t id_len, uint64_t rows, uint64_t min_rows);
+moor_status moor_records_alias(moor_records *records, const char *id, uint32_t id_len, const char *alias,
+                               uint32_t alias_len, uint32_t index);
+moor_status moor_records_fill(moor_records *records, const char *id, uint32_t id_len, uint64_t start,
+                              const moor_ids *ids, uint64_t rows, uint64_t epoch);
+moor_status moor_records_truncate(moor_records *records, const char *id, uint32_t id_len, uint64_t rows,
+                                  uint64_t min_rows);
 
 /* Seals the newest unsealed record of the id; none → MOOR_E_NOT_FOUND (nothing remembered); sealed already → MOOR_OK, no-op. */
 moor_status moor_records_seal(moor_records *records, moor_hash128 id, uint64_t rows_expected, uint32_t flags);
 /* Takes everything published from the seal ring; returns how many seals it took. Cheap when there is none: two loads. */
 uint32_t moor_records_drain(moor_records *records);
 /* Producer side of the ring: lock-free, no syscall, any process. A full ring: MOOR_E_FULL and ring->lost. */
-moor_status moor_seal_push(moor_state_seal_ring *ring, moor_hash128 id, moor_hash128 alias, uint64_t rows_expected, uint32_t flags);
+moor_status moor_seal_push(moor_state_seal_ring *ring, moor_hash128 id, moor_hash128 alias, uint64_t rows_expected,
+                           uint32_t flags);
 
 /* Lock-free. MOOR_E_STALE when the record was freed (also while its memory lives on for older leases). */
 moor_status moor_records_lease(moor_records *records, moor_handle handle);
 moor_status moor_records_unlease(moor_records *records, moor_handle handle);
 
-moor_status moor_records_find(moor_records *records, const char *id, uint32_t id_len, moor_handle *out); /* one, or AMBIGUOUS */
+moor_status moor_records_find(moor_records *records, const char *id, uint32_t id_len,
+                              moor_handle *out); /* one, or AMBIGUOUS */
 moor_status moor_records_claim(moor_records *records, moor_handle handle, uint32_t owner);
 /* The policy function (policy.h) decides. A freed record: MOOR_E_STALE, nothing done. */
 moor_status moor_records_event(moor_records *records, moor_handle handle, uint32_t event);
@@ -130,9 +136,11 @@ enum { MOOR_CLIENT_NONE = 0 }; /* leases that no client owns: the in-process one
 /* Opens what `id` means, without waiting. MOOR_E_TIMEOUT: there, but not sealed yet (or, with MOOR_OPEN_PREFIX, fewer than
  * `rows` rows); MOOR_E_NOT_FOUND: no such id so far — a caller with time left waits on in both cases;
  * MOOR_E_AMBIGUOUS: the text lists the full ids in index order. Drains the ring first. */
-moor_status moor_records_open(moor_records *records, uint64_t client, const char *id, uint32_t id_len, uint32_t flags, uint64_t rows, moor_view **out);
+moor_status moor_records_open(moor_records *records, uint64_t client, const char *id, uint32_t id_len, uint32_t flags,
+                              uint64_t rows, moor_view **out);
 /* All records of an id in index order; all of them must be sealed. *out: malloc'ed array, freed with moor_views_free. */
-moor_status moor_records_open_all(moor_records *records, uint64_t client, const char *id, uint32_t id_len, moor_view ***out, uint32_t *n);
+moor_status moor_records_open_all(moor_records *records, uint64_t client, const char *id, uint32_t id_len,
+                                  moor_view ***out, uint32_t *n);
 moor_status moor_records_open_handle(moor_records *records, uint64_t client, moor_handle handle, moor_view **out);
 void moor_view_free(moor_view *view); /* the memory only, not the lease */
 void moor_views_free(moor_view **views, uint32_t n);
@@ -155,12 +163,12 @@ uint32_t moor_records_expire(moor_records *records, uint64_t now_ns);
 
 typedef struct moor_records_stats {
     uint64_t records, sealed, leases, clients; /* records: live ones, dead but leased ones included; leases: all */
-    uint64_t blocks, live_bytes;   /* row blocks and what they take of the arena */
-    uint64_t arena_bytes, resident_bytes; /* size, and pages the memfd has now */
-    uint64_t kv_entries;           /* valid ones */
-    uint64_t seals_unknown;        /* seals for an id that was never recorded here */
-    uint64_t seals_repeated;       /* of a record that was sealed already */
-    uint64_t seals_torn;           /* ring entries whose producer died or lost its place */
+    uint64_t blocks, live_bytes;               /* row blocks and what they take of the arena */
+    uint64_t arena_bytes, resident_bytes;      /* size, and pages the memfd has now */
+    uint64_t kv_entries;                       /* valid ones */
+    uint64_t seals_unknown;                    /* seals for an id that was never recorded here */
+    uint64_t seals_repeated;                   /* of a record that was sealed already */
+    uint64_t seals_torn;                       /* ring entries whose producer died or lost its place */
     uint64_t arena_full, clients_leases;
 } moor_records_stats;
 void moor_records_stats_get(moor_records *records, moor_records_stats *out);

@@ -36,8 +36,9 @@ static void complain(moor_records *records, const moor_record_slot *record, uint
     if (records->complaint[0])
         return;
     uint32_t k = records->config.top_k;
-    snprintf(records->complaint, sizeof(records->complaint), "request %.100s: token %llu, layer %d: id %u is %s; the row is missing",
-             record->id, (unsigned long long)row, records->layer_ids[at / k], id,
+    snprintf(records->complaint, sizeof(records->complaint),
+             "request %.100s: token %llu, layer %d: id %u is %s; the row is missing", record->id,
+             (unsigned long long)row, records->layer_ids[at / k], id,
              id >= records->config.num_experts ? "no expert of this model" : "there twice");
 }
 

@@ -64,9 +64,11 @@ moor_view *moor_view_make(const moor_records *records, const moor_record_slot *r
     for (uint32_t i = 0; i < n; i++) {
         const moor_piece *piece = &record->rows.piece[i];
         uint64_t end = piece->start + piece->rows < rows ? piece->start + piece->rows : rows;
-        segment[i] = (moor_view_segment){.start = piece->start, .rows = end - piece->start, .present = piece->block != NULL};
+        segment[i] =
+            (moor_view_segment){.start = piece->start, .rows = end - piece->start, .present = piece->block != NULL};
         if (piece->block) {
-            segment[i].offset = moor_arena_offset(records->arena, moor_piece_data(piece, piece->start, records->row_bytes));
+            segment[i].offset =
+                moor_arena_offset(records->arena, moor_piece_data(piece, piece->start, records->row_bytes));
         } else {
             segment[i].reasons = piece->reasons;
             view->missing_rows += end - piece->start;
@@ -148,7 +150,8 @@ static moor_status ambiguous(const char *id, uint32_t id_len, const match *found
         int wrote = snprintf(text + used, sizeof(text) - used, "%s%s", i ? ", " : "", record->id);
         used += wrote > 0 ? (size_t)wrote : 0;
     }
-    return moor_fail(MOOR_E_AMBIGUOUS, "request %.*s means %u records: %s%s", (int)id_len, id, n, text, used >= sizeof(text) ? "…" : "");
+    return moor_fail(MOOR_E_AMBIGUOUS, "request %.*s means %u records: %s%s", (int)id_len, id, n, text,
+                     used >= sizeof(text) ? "…" : "");
 }
 
 static moor_status one_of(const moor_records *records, const char *id, uint32_t id_len, match *out)
@@ -180,7 +183,8 @@ moor_status moor_records_find(moor_records *records, const char *id, uint32_t id
 
 /* ---- leases ---- */
 
-static moor_status view_with_lease(moor_records *records, uint64_t client, const match *found, uint64_t rows, moor_view **out)
+static moor_status view_with_lease(moor_records *records, uint64_t client, const match *found, uint64_t rows,
+                                   moor_view **out)
 {
     moor_record_slot *record = found->record;
     /* What a reader of an unsealed record looks at may be cut later, when there is nobody to tell of a failure. */
@@ -212,13 +216,14 @@ static moor_status view_with_lease(moor_records *records, uint64_t client, const
 static moor_status not_yet(const moor_record_slot *record, uint32_t flags, uint64_t rows)
 {
     if (flags & MOOR_OPEN_PREFIX)
-        return moor_fail(MOOR_E_TIMEOUT, "request %s: %llu rows so far, %llu wanted", record->id, (unsigned long long)record->rows.end,
-                         (unsigned long long)rows);
-    return moor_fail(MOOR_E_TIMEOUT, "request %s is not sealed yet: %llu rows so far", record->id, (unsigned long long)record->rows.end);
+        return moor_fail(MOOR_E_TIMEOUT, "request %s: %llu rows so far, %llu wanted", record->id,
+                         (unsigned long long)record->rows.end, (unsigned long long)rows);
+    return moor_fail(MOOR_E_TIMEOUT, "request %s is not sealed yet: %llu rows so far", record->id,
+                     (unsigned long long)record->rows.end);
 }
 
-moor_status moor_records_open(moor_records *records, uint64_t client, const char *id, uint32_t id_len, uint32_t flags, uint64_t rows,
-                              moor_view **out)
+moor_status moor_records_open(moor_records *records, uint64_t client, const char *id, uint32_t id_len, uint32_t flags,
+                              uint64_t rows, moor_view **out)
 {
     match found;
     moor_records_lock(records);
@@ -248,7 +253,8 @@ static void close_locked(moor_records *records, moor_handle handle)
         moor_record_touch(records, record, moor_now_ns());
 }
 
-moor_status moor_records_open_all(moor_records *records, uint64_t client, const char *id, uint32_t id_len, moor_view ***out, uint32_t *n)
+moor_status moor_records_open_all(moor_records *records, uint64_t client, const char *id, uint32_t id_len,
+                                  moor_view ***out, uint32_t *n)
 {
     match *found = NULL;
     moor_view **views = NULL;

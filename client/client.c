@@ -15,11 +15,11 @@
 #include "wire.h"
 
 enum {
-    LOOK_MS = 20,    /* how often attach looks again */
-    ASK_MIN_MS = 1,  /* how often several stores are asked again: from … to */
+    LOOK_MS = 20,   /* how often attach looks again */
+    ASK_MIN_MS = 1, /* how often several stores are asked again: from … to */
     ASK_MAX_MS = 10,
-    SLICE_S = 1,     /* an open waits at a store at most this long before new stores are looked for */
-    ANSWER_S = 5     /* a store that does not answer for so long after it should is given up */
+    SLICE_S = 1, /* an open waits at a store at most this long before new stores are looked for */
+    ANSWER_S = 5 /* a store that does not answer for so long after it should is given up */
 };
 
 struct moor_client {
@@ -70,7 +70,8 @@ static int known(moor_client *client, uint32_t index)
 static moor_status connect_store(moor_client *client, uint32_t index)
 {
     moor_connection *connection;
-    moor_status status = moor_connection_open(client->where.dir, client->where.name, index, moor_now_ns() + client->patience_ns, &connection);
+    moor_status status = moor_connection_open(client->where.dir, client->where.name, index,
+                                              moor_now_ns() + client->patience_ns, &connection);
     if (status == MOOR_E_CLOSED)
         return MOOR_OK; /* about to come, or a killed worker's: no store to be asked */
     if (status)
@@ -111,7 +112,8 @@ static moor_status refresh(moor_client *client)
     if (there && unchanged(client, &st.st_mtim))
         return MOOR_OK;
     if (!there || !moor_locks_server_alive(client->dir_fd))
-        return moor_fail(MOOR_E_CLOSED, "the server of instance \"%s\" in %s is gone", client->where.name, client->where.dir);
+        return moor_fail(MOOR_E_CLOSED, "the server of instance \"%s\" in %s is gone", client->where.name,
+                         client->where.dir);
     for (uint32_t i = 0; i < MOOR_CLIENT_STORES; i++)
         known(client, i); /* drops the dead ones */
     int copy = openat(client->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -124,7 +126,8 @@ static moor_status refresh(moor_client *client)
     while (!status && (entry = readdir(dir))) {
         unsigned index;
         int end = 0;
-        if (sscanf(entry->d_name, "store-%u.sock%n", &index, &end) != 1 || !end || entry->d_name[end] || index >= MOOR_CLIENT_STORES)
+        if (sscanf(entry->d_name, "store-%u.sock%n", &index, &end) != 1 || !end || entry->d_name[end] ||
+            index >= MOOR_CLIENT_STORES)
             continue;
         if (!known(client, index))
             status = connect_store(client, index);
@@ -203,7 +206,8 @@ moor_status moor_client_check(const moor_client *client, const char *what)
     if (!client)
         return moor_fail(MOOR_E_INVALID, "%s: no client", what);
     if (client->pid != getpid())
-        return moor_fail(MOOR_E_FORKED, "%s: attached by process %d, called in its forked child %d", what, (int)client->pid, (int)getpid());
+        return moor_fail(MOOR_E_FORKED, "%s: attached by process %d, called in its forked child %d", what,
+                         (int)client->pid, (int)getpid());
     return MOOR_OK;
 }
 
@@ -269,14 +273,16 @@ struct request {
 };
 
 /* One store, waiting there up to timeout_ns. */
-static moor_status ask(const moor_client *client, moor_connection *connection, const struct request *request, uint64_t timeout_ns, moor_record ***records, uint32_t *n)
+static moor_status ask(const moor_client *client, moor_connection *connection, const struct request *request,
+                       uint64_t timeout_ns, moor_record ***records, uint32_t *n)
 {
     moor_wire_open open = request->open;
     void *payload = NULL;
     size_t size;
     open.timeout_ns = timeout_ns;
-    moor_status status = moor_connection_call(connection, request->type, &open, sizeof(open), request->id, request->id_len,
-                                              moor_now_ns() + timeout_ns + client->patience_ns, &payload, &size);
+    moor_status status =
+        moor_connection_call(connection, request->type, &open, sizeof(open), request->id, request->id_len,
+                             moor_now_ns() + timeout_ns + client->patience_ns, &payload, &size);
     if (!status)
         status = moor_records_from_reply(connection, payload, size, records, n);
     free(payload);
@@ -340,8 +346,8 @@ static moor_status ask_all(moor_client *client, const struct request *request, u
     found->waits = NULL;
     found->status = MOOR_E_NOT_FOUND;
     if (n == 0)
-        snprintf(found->text, sizeof(found->text), "instance \"%s\" has no store yet: request %.*s is not known", client->where.name,
-                 (int)request->id_len, request->id);
+        snprintf(found->text, sizeof(found->text), "instance \"%s\" has no store yet: request %.*s is not known",
+                 client->where.name, (int)request->id_len, request->id);
     for (uint32_t i = 0; i < n && !final; i++) {
         moor_record **records;
         uint32_t count;
@@ -393,7 +399,8 @@ static moor_status find(moor_client *client, const struct request *request, doub
     }
 }
 
-static moor_status check_open(const moor_client *client, const char *what, const char *id, uint32_t id_len, const void *out)
+static moor_status check_open(const moor_client *client, const char *what, const char *id, uint32_t id_len,
+                              const void *out)
 {
     moor_status status = moor_client_check(client, what);
     if (!status && (!out || !id || !id_len))
@@ -411,14 +418,16 @@ static moor_status ambiguous(struct found *found, const char *id, uint32_t id_le
     for (uint32_t i = 0; i < found->n && used < sizeof(text); i++) {
         moor_record_info info = MOOR_RECORD_INFO_INIT;
         moor_record_get_info(found->records[i], &info);
-        int n = snprintf(text + used, sizeof(text) - used, "%s%s (store %u)", i ? ", " : "", info.request_id, info.store_index);
+        int n = snprintf(text + used, sizeof(text) - used, "%s%s (store %u)", i ? ", " : "", info.request_id,
+                         info.store_index);
         used += n > 0 ? (size_t)n : 0;
     }
     found_drop(found);
     return moor_fail(MOOR_E_AMBIGUOUS, "id %.*s means several records: %s", (int)(id_len > 96 ? 96 : id_len), id, text);
 }
 
-moor_status moor_open(moor_client *client, const char *id, uint32_t id_len, double timeout, uint32_t flags, uint64_t rows, moor_record **out)
+moor_status moor_open(moor_client *client, const char *id, uint32_t id_len, double timeout, uint32_t flags,
+                      uint64_t rows, moor_record **out)
 {
     struct request request = {MOOR_WIRE_OPEN, id, id_len, {.rows = rows, .flags = flags, .id_len = id_len}};
     struct found found = {.n = 0};
@@ -436,11 +445,13 @@ moor_status moor_open(moor_client *client, const char *id, uint32_t id_len, doub
 
 static int by_index(const void *a, const void *b)
 {
-    uint32_t x = moor_record_alias_index(*(moor_record *const *)a), y = moor_record_alias_index(*(moor_record *const *)b);
+    uint32_t x = moor_record_alias_index(*(moor_record *const *)a),
+             y = moor_record_alias_index(*(moor_record *const *)b);
     return (x > y) - (x < y);
 }
 
-moor_status moor_open_all(moor_client *client, const char *id, uint32_t id_len, double timeout, moor_record ***out, uint32_t *n)
+moor_status moor_open_all(moor_client *client, const char *id, uint32_t id_len, double timeout, moor_record ***out,
+                          uint32_t *n)
 {
     struct request request = {MOOR_WIRE_OPEN_ALL, id, id_len, {.id_len = id_len}};
     struct found found = {.n = 0};
@@ -463,7 +474,8 @@ void moor_records_free(moor_record **records, uint32_t n)
     free(records);
 }
 
-moor_status moor_client_open_handle(moor_client *client, uint32_t store_index, uint32_t nonce, moor_handle handle, moor_record **out)
+moor_status moor_client_open_handle(moor_client *client, uint32_t store_index, uint32_t nonce, moor_handle handle,
+                                    moor_record **out)
 {
     moor_connection *connections[MOOR_CLIENT_STORES];
     moor_wire_handle message = {.handle = handle};
@@ -479,8 +491,9 @@ moor_status moor_client_open_handle(moor_client *client, uint32_t store_index, u
     if (i == n)
         status = moor_fail(MOOR_E_CLOSED, "instance \"%s\" has no store %u", client->where.name, store_index);
     else if (moor_connection_shape(connections[i])->nonce != nonce)
-        status = moor_fail(MOOR_E_STALE, "the ref is of an earlier life of store %u of instance \"%s\" (%08x, now %08x)", store_index,
-                           client->where.name, nonce, moor_connection_shape(connections[i])->nonce);
+        status =
+            moor_fail(MOOR_E_STALE, "the ref is of an earlier life of store %u of instance \"%s\" (%08x, now %08x)",
+                      store_index, client->where.name, nonce, moor_connection_shape(connections[i])->nonce);
     else
         status = moor_connection_call(connections[i], MOOR_WIRE_OPEN_HANDLE, &message, sizeof(message), NULL, 0,
                                       moor_now_ns() + client->patience_ns, &payload, &size);

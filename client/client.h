@@ -20,8 +20,10 @@ moor_status moor_attach(const char *instance, const char *dir, double timeout, m
 void moor_detach(moor_client *client);
 const char *moor_client_instance(const moor_client *client);
 
-moor_status moor_open(moor_client *client, const char *id, uint32_t id_len, double timeout, uint32_t flags, uint64_t rows, moor_record **out);
-moor_status moor_open_all(moor_client *client, const char *id, uint32_t id_len, double timeout, moor_record ***out, uint32_t *n);
+moor_status moor_open(moor_client *client, const char *id, uint32_t id_len, double timeout, uint32_t flags,
+                      uint64_t rows, moor_record **out);
+moor_status moor_open_all(moor_client *client, const char *id, uint32_t id_len, double timeout, moor_record ***out,
+                          uint32_t *n);
 void moor_records_free(moor_record **records, uint32_t n);
 moor_status moor_client_truncate(moor_client *client, const char *id, uint32_t id_len, uint64_t rows);
 
@@ -38,7 +40,8 @@ int moor_client_dir_fd(const moor_client *client);
 moor_status moor_client_store_stats(moor_client *client, double timeout, char **json);
 moor_status moor_client_check(const moor_client *client, const char *what);
 /* Opens by handle at the store with this nonce: how a ref is resolved. */
-moor_status moor_client_open_handle(moor_client *client, uint32_t store_index, uint32_t nonce, moor_handle handle, moor_record **out);
+moor_status moor_client_open_handle(moor_client *client, uint32_t store_index, uint32_t nonce, moor_handle handle,
+                                    moor_record **out);
 
 /* The plugin's part of a client (its visit in the shared state): set once, freed by detach. */
 void *moor_client_visit(moor_client *client);

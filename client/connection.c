@@ -101,7 +101,8 @@ moor_connection *moor_connection_retain(moor_connection *connection)
 
 void moor_connection_release(moor_connection *connection)
 {
-    if (!connection || connection->pid != getpid() || atomic_fetch_sub_explicit(&connection->refs, 1, memory_order_acq_rel) != 1)
+    if (!connection || connection->pid != getpid() ||
+        atomic_fetch_sub_explicit(&connection->refs, 1, memory_order_acq_rel) != 1)
         return;
     moor_connection_end(connection);
     while (connection->n_fds)
@@ -163,7 +164,8 @@ static const char *receive(moor_connection *connection)
         char bytes[CMSG_SPACE(sizeof(int) * MAX_FDS)];
     } control;
     struct iovec part = {connection->input + connection->have, sizeof(connection->input) - connection->have};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
     ssize_t got = recvmsg(connection->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got < 0)
         return errno == EAGAIN || errno == EINTR ? NULL : "the store's process is gone";
@@ -203,13 +205,14 @@ static moor_status map_arena(moor_connection *connection, const moor_wire_welcom
     int seals = fd >= 0 ? fcntl(fd, F_GET_SEALS) : -1;
     moor_status status = MOOR_OK;
     /* Without the seal the file could shrink below the mapping, and reading would be a SIGBUS. */
-    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) < 0 || (uint64_t)st.st_size < welcome->arena_bytes || !welcome->arena_bytes)
+    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) < 0 || (uint64_t)st.st_size < welcome->arena_bytes ||
+        !welcome->arena_bytes)
         status = moor_fail(MOOR_E_CORRUPT, "store %u: what it sent is no arena of %llu bytes", welcome->store_index,
                            (unsigned long long)welcome->arena_bytes);
     void *at = status ? MAP_FAILED : mmap(NULL, welcome->arena_bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (!status && at == MAP_FAILED)
-        status = moor_fail_errno(MOOR_E_IO, errno, "store %u: its arena of %llu bytes cannot be mapped", welcome->store_index,
-                                 (unsigned long long)welcome->arena_bytes);
+        status = moor_fail_errno(MOOR_E_IO, errno, "store %u: its arena of %llu bytes cannot be mapped",
+                                 welcome->store_index, (unsigned long long)welcome->arena_bytes);
     if (!status) {
         connection->shape.arena = at;
         connection->shape.arena_bytes = welcome->arena_bytes;
@@ -225,11 +228,14 @@ static moor_status take_welcome(moor_connection *connection, moor_wire_reader re
     moor_wire_welcome welcome = {0};
     moor_shape *shape = &connection->shape;
     if (!moor_wire_get(&reader, &welcome, 4) || welcome.version != MOOR_WIRE_VERSION)
-        return moor_fail(MOOR_E_VERSION, "the store speaks wire version %u, this library %u", welcome.version, MOOR_WIRE_VERSION);
-    if (!moor_wire_get(&reader, (char *)&welcome + 4, sizeof(welcome) - 4) || reader.left != (size_t)welcome.layers * sizeof(int32_t) ||
-        !welcome.layers || !welcome.top_k || (welcome.dtype != MOOR_DTYPE_U8 && welcome.dtype != MOOR_DTYPE_U16) ||
+        return moor_fail(MOOR_E_VERSION, "the store speaks wire version %u, this library %u", welcome.version,
+                         MOOR_WIRE_VERSION);
+    if (!moor_wire_get(&reader, (char *)&welcome + 4, sizeof(welcome) - 4) ||
+        reader.left != (size_t)welcome.layers * sizeof(int32_t) || !welcome.layers || !welcome.top_k ||
+        (welcome.dtype != MOOR_DTYPE_U8 && welcome.dtype != MOOR_DTYPE_U16) ||
         welcome.row_bytes != (uint64_t)welcome.layers * welcome.top_k * welcome.dtype)
-        return moor_fail(MOOR_E_CORRUPT, "store %u: a greeting of %zu bytes that does not add up", shape->store_index, reader.left);
+        return moor_fail(MOOR_E_CORRUPT, "store %u: a greeting of %zu bytes that does not add up", shape->store_index,
+                         reader.left);
     shape->layers = welcome.layers;
     shape->top_k = welcome.top_k;
     shape->num_experts = welcome.num_experts;
@@ -244,13 +250,14 @@ static moor_status take_welcome(moor_connection *connection, moor_wire_reader re
     moor_wire_get(&reader, connection->layer_ids, reader.left);
     for (uint32_t i = 0; i < shape->layers; i++)
         if (connection->layer_ids[i] < 0 || (uint32_t)connection->layer_ids[i] >= shape->model_layers)
-            return moor_fail(MOOR_E_CORRUPT, "store %u: column %u is layer %d of %u", shape->store_index, i, connection->layer_ids[i],
-                             shape->model_layers);
+            return moor_fail(MOOR_E_CORRUPT, "store %u: column %u is layer %d of %u", shape->store_index, i,
+                             connection->layer_ids[i], shape->model_layers);
     return map_arena(connection, &welcome);
 }
 
 /* Makes the payload of a reply that the caller keeps. status is the store's, or why its reply could not be taken. */
-static moor_status take_payload(moor_connection *connection, const moor_wire_header *header, moor_wire_reader reader, void **payload, size_t *n)
+static moor_status take_payload(moor_connection *connection, const moor_wire_header *header, moor_wire_reader reader,
+                                void **payload, size_t *n)
 {
     moor_wire_large large;
     *payload = NULL;
@@ -338,13 +345,14 @@ static const char *read_some(moor_connection *connection, uint64_t deadline_ns)
 /* Under the mutex; returns with it. 0: the deadline passed. */
 static int wait_changed(moor_connection *connection, uint64_t deadline_ns)
 {
-    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u), .tv_nsec = (long)(deadline_ns % 1000000000u)};
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
+                             .tv_nsec = (long)(deadline_ns % 1000000000u)};
     return pthread_cond_timedwait(&connection->changed, &connection->mutex, &until) != ETIMEDOUT;
 }
 
 /* 1: sent; 0: not until the deadline; -1: the other side is gone (and may have said why before it went). */
-static int send_all(int fd, const moor_wire_header *header, const void *head, size_t head_n, const void *tail, size_t tail_n,
-                    uint64_t deadline_ns)
+static int send_all(int fd, const moor_wire_header *header, const void *head, size_t head_n, const void *tail,
+                    size_t tail_n, uint64_t deadline_ns)
 {
     unsigned char small[512];
     size_t total = sizeof(*header) + head_n + tail_n, sent = 0;
@@ -372,8 +380,8 @@ static int send_all(int fd, const moor_wire_header *header, const void *head, si
 }
 
 /* Under the mutex; returns with it. Takes the right to write, sends, gives it back. 0: the connection is dead. */
-static int send_locked(moor_connection *connection, const moor_wire_header *header, const void *head, size_t head_n, const void *tail,
-                       size_t tail_n, uint64_t deadline_ns)
+static int send_locked(moor_connection *connection, const moor_wire_header *header, const void *head, size_t head_n,
+                       const void *tail, size_t tail_n, uint64_t deadline_ns)
 {
     while (connection->writing && !connection->dead)
         if (!wait_changed(connection, deadline_ns)) {
@@ -425,14 +433,15 @@ static void forget_call(moor_connection *connection, struct call *call)
         }
 }
 
-moor_status moor_connection_call(moor_connection *connection, uint16_t type, const void *head, size_t head_n, const void *tail,
-                                 size_t tail_n, uint64_t deadline_ns, void **payload, size_t *n)
+moor_status moor_connection_call(moor_connection *connection, uint16_t type, const void *head, size_t head_n,
+                                 const void *tail, size_t tail_n, uint64_t deadline_ns, void **payload, size_t *n)
 {
     moor_wire_header header = {.length = (uint32_t)(sizeof(header) + head_n + tail_n), .type = type};
     struct call call = {.done = 0};
     uint32_t store = connection->shape.store_index;
     if (connection->pid != getpid())
-        return moor_fail(MOOR_E_FORKED, "the connection to store %u belongs to the parent process %d", store, (int)connection->pid);
+        return moor_fail(MOOR_E_FORKED, "the connection to store %u belongs to the parent process %d", store,
+                         (int)connection->pid);
     if (sizeof(header) + head_n + tail_n > MOOR_WIRE_LIMIT)
         return moor_fail(MOOR_E_INVALID, "a request of %zu bytes; at most %d travel", head_n + tail_n, MOOR_WIRE_LIMIT);
     pthread_mutex_lock(&connection->mutex);
@@ -443,8 +452,8 @@ moor_status moor_connection_call(moor_connection *connection, uint16_t type, con
         wait_done(connection, &call, deadline_ns);
     if (!call.done) {
         forget_call(connection, &call);
-        moor_status status = moor_fail(MOOR_E_CLOSED, "the connection to store %u of instance \"%s\" is closed: %s", store,
-                                       connection->shape.instance, connection->why);
+        moor_status status = moor_fail(MOOR_E_CLOSED, "the connection to store %u of instance \"%s\" is closed: %s",
+                                       store, connection->shape.instance, connection->why);
         pthread_mutex_unlock(&connection->mutex);
         return status;
     }
@@ -504,7 +513,8 @@ static moor_status connect_to(moor_connection *connection, const char *dir, uint
     return MOOR_OK;
 }
 
-moor_status moor_connection_open(const char *dir, const char *instance, uint32_t store_index, uint64_t deadline_ns, moor_connection **out)
+moor_status moor_connection_open(const char *dir, const char *instance, uint32_t store_index, uint64_t deadline_ns,
+                                 moor_connection **out)
 {
     moor_connection *connection = NULL;
     moor_wire_hello hello = {.magic = MOOR_WIRE_MAGIC, .version = MOOR_WIRE_VERSION, .pid = (uint32_t)getpid()};
@@ -516,7 +526,8 @@ moor_status moor_connection_open(const char *dir, const char *instance, uint32_t
     connection->shape.store_index = store_index;
     status = connect_to(connection, dir, deadline_ns);
     if (!status)
-        status = moor_connection_call(connection, MOOR_WIRE_HELLO, &hello, sizeof(hello), NULL, 0, deadline_ns, &payload, &n);
+        status = moor_connection_call(connection, MOOR_WIRE_HELLO, &hello, sizeof(hello), NULL, 0, deadline_ns,
+                                      &payload, &n);
     free(payload);
     if (status)
         moor_connection_release(connection);

@@ -29,7 +29,8 @@ typedef struct moor_shape { /* of a store's rows; layer_ids lives as long as the
 } moor_shape;
 
 /* MOOR_E_CLOSED: nobody listens (the store's process is gone, or only about to come). */
-moor_status moor_connection_open(const char *dir, const char *instance, uint32_t store_index, uint64_t deadline_ns, moor_connection **out);
+moor_status moor_connection_open(const char *dir, const char *instance, uint32_t store_index, uint64_t deadline_ns,
+                                 moor_connection **out);
 moor_connection *moor_connection_retain(moor_connection *connection);
 void moor_connection_release(moor_connection *connection);
 /* Ends it now: its leases end, calls in flight fail with MOOR_E_CLOSED, the mapping stays. */
@@ -40,8 +41,8 @@ const moor_shape *moor_connection_shape(const moor_connection *connection);
 
 /* Sends one request (two pieces, either may be empty) and waits for its reply. On MOOR_OK the payload is malloc'ed and the
  * caller's. The store's own error is returned as it is, with its text. */
-moor_status moor_connection_call(moor_connection *connection, uint16_t type, const void *head, size_t head_n, const void *tail,
-                                 size_t tail_n, uint64_t deadline_ns, void **payload, size_t *n);
+moor_status moor_connection_call(moor_connection *connection, uint16_t type, const void *head, size_t head_n,
+                                 const void *tail, size_t tail_n, uint64_t deadline_ns, void **payload, size_t *n);
 /* RELEASE: no reply. */
 void moor_connection_post_release(moor_connection *connection, uint64_t handle);
 

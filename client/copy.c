@@ -24,11 +24,11 @@ int moor_copy_dtype_holds(uint32_t dtype, uint32_t num_experts)
     }
 }
 
-#define WIDEN(name, to, from)                                                                                                  \
-    static void name(to *restrict dst, const from *restrict src, size_t n)                                                     \
-    {                                                                                                                          \
-        for (size_t i = 0; i < n; i++)                                                                                         \
-            dst[i] = (to)src[i];                                                                                               \
+#define WIDEN(name, to, from)                                                                                          \
+    static void name(to *restrict dst, const from *restrict src, size_t n)                                             \
+    {                                                                                                                  \
+        for (size_t i = 0; i < n; i++)                                                                                 \
+            dst[i] = (to)src[i];                                                                                       \
     }
 WIDEN(u8_to_16, uint16_t, uint8_t)
 WIDEN(u8_to_32, int32_t, uint8_t)

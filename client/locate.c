@@ -62,7 +62,8 @@ moor_status moor_locate(const char *instance, const char *dir, moor_located *out
     if (!instance || !instance[0])
         instance = "default";
     if (!moor_dirs_name_ok(instance))
-        return moor_fail(MOOR_E_INVALID, "\"%.100s\" is no instance name: 1 to %d letters, digits, '.', '_', '-'", instance, MOOR_NAME_MAX);
+        return moor_fail(MOOR_E_INVALID, "\"%.100s\" is no instance name: 1 to %d letters, digits, '.', '_', '-'",
+                         instance, MOOR_NAME_MAX);
     moor_status status = moor_dirs_candidates(dir, &dirs);
     for (int i = 0; i < dirs.n && !status; i++) {
         int fd;
@@ -73,7 +74,8 @@ moor_status moor_locate(const char *instance, const char *dir, moor_located *out
             continue;
         }
         /* $MOOR_DIR is often one of the others: the same directory is one match. */
-        if (lives(fd, instance) && fstat(fd, &st) == 0 && !(found && st.st_dev == first.st_dev && st.st_ino == first.st_ino)) {
+        if (lives(fd, instance) && fstat(fd, &st) == 0 &&
+            !(found && st.st_dev == first.st_dev && st.st_ino == first.st_ino)) {
             if (!found++) {
                 first = st;
                 snprintf(out->name, sizeof(out->name), "%s", instance);
@@ -90,7 +92,8 @@ moor_status moor_locate(const char *instance, const char *dir, moor_located *out
     if (status)
         return status;
     if (found > 1)
-        return moor_fail(MOOR_E_AMBIGUOUS, "instance \"%s\" lives in several directories, name one: %s", instance, matches.text);
+        return moor_fail(MOOR_E_AMBIGUOUS, "instance \"%s\" lives in several directories, name one: %s", instance,
+                         matches.text);
     if (!found) {
         char looked[256] = "";
         for (int i = 0; i < dirs.n; i++)

@@ -32,7 +32,8 @@ static int take_parts(moor_wire_reader *reader, struct parts *out)
     if (!moor_wire_get(reader, &out->head, sizeof(out->head)))
         return 0;
     out->segments = moor_wire_take(reader, (size_t)out->head.n_segments * sizeof(moor_wire_segment));
-    out->versions = out->segments ? moor_wire_take(reader, (size_t)out->head.n_versions * sizeof(moor_wire_version)) : NULL;
+    out->versions =
+        out->segments ? moor_wire_take(reader, (size_t)out->head.n_versions * sizeof(moor_wire_version)) : NULL;
     out->id = out->versions ? moor_wire_take(reader, out->head.id_len) : NULL;
     out->session = out->id ? moor_wire_take(reader, out->head.session_len) : NULL;
     size_t text = (size_t)out->head.id_len + out->head.session_len;
@@ -105,10 +106,11 @@ static void fill_info(moor_record *record, const struct parts *parts)
 
 static moor_status make_record(moor_connection *connection, const struct parts *parts, moor_record **out)
 {
-    size_t segments_size = parts->head.n_segments * sizeof(moor_segment), versions_size = parts->head.n_versions * sizeof(moor_version_run);
+    size_t segments_size = parts->head.n_segments * sizeof(moor_segment),
+           versions_size = parts->head.n_versions * sizeof(moor_version_run);
     size_t labels_size = (size_t)parts->head.n_versions * sizeof(((moor_wire_version *)0)->label);
-    moor_record *record =
-        malloc(sizeof(*record) + segments_size + versions_size + labels_size + parts->head.id_len + parts->head.session_len + 2);
+    moor_record *record = malloc(sizeof(*record) + segments_size + versions_size + labels_size + parts->head.id_len +
+                                 parts->head.session_len + 2);
     if (!record)
         return moor_fail(MOOR_E_NOMEM, "no memory for a record of %u segments", parts->head.n_segments);
     moor_segment *segments = (moor_segment *)(void *)record->space;
@@ -138,7 +140,8 @@ static moor_status make_record(moor_connection *connection, const struct parts *
     return MOOR_OK;
 }
 
-moor_status moor_records_from_reply(moor_connection *connection, const void *payload, size_t size, moor_record ***out, uint32_t *n)
+moor_status moor_records_from_reply(moor_connection *connection, const void *payload, size_t size, moor_record ***out,
+                                    uint32_t *n)
 {
     moor_wire_reader reader = {payload, size};
     moor_wire_views head = {0};
@@ -204,21 +207,23 @@ moor_status moor_record_get_info(const moor_record *record, moor_record_info *ou
     return MOOR_OK;
 }
 
-static moor_status check_copy(const moor_record *record, uint64_t start, uint64_t stop, uint32_t columns, uint32_t dst_dtype, const void *dst,
-                              size_t dst_bytes)
+static moor_status check_copy(const moor_record *record, uint64_t start, uint64_t stop, uint32_t columns,
+                              uint32_t dst_dtype, const void *dst, size_t dst_bytes)
 {
     const moor_record_info *info = &record->info;
     size_t element = moor_copy_dtype_bytes(dst_dtype);
     if (start > stop || stop > info->rows)
-        return moor_fail(MOOR_E_RANGE, "request %s: rows %llu to %llu of %llu", info->request_id, (unsigned long long)start,
-                         (unsigned long long)stop, (unsigned long long)info->rows);
+        return moor_fail(MOOR_E_RANGE, "request %s: rows %llu to %llu of %llu", info->request_id,
+                         (unsigned long long)start, (unsigned long long)stop, (unsigned long long)info->rows);
     if (!element || !moor_copy_dtype_holds(dst_dtype, info->num_experts))
-        return moor_fail(MOOR_E_INVALID, "request %s: dtype %u cannot hold the ids of %u experts", info->request_id, dst_dtype,
-                         info->num_experts);
+        return moor_fail(MOOR_E_INVALID, "request %s: dtype %u cannot hold the ids of %u experts", info->request_id,
+                         dst_dtype, info->num_experts);
     unsigned __int128 need = (unsigned __int128)(stop - start) * columns * info->top_k * element;
     if (need > dst_bytes || (need && !dst))
-        return moor_fail(MOOR_E_INVALID, "request %s: %llu rows of %u layers, top %u, need %llu bytes, the buffer has %zu", info->request_id,
-                         (unsigned long long)(stop - start), columns, info->top_k, (unsigned long long)need, dst ? dst_bytes : 0);
+        return moor_fail(MOOR_E_INVALID,
+                         "request %s: %llu rows of %u layers, top %u, need %llu bytes, the buffer has %zu",
+                         info->request_id, (unsigned long long)(stop - start), columns, info->top_k,
+                         (unsigned long long)need, dst ? dst_bytes : 0);
     return MOOR_OK;
 }
 
@@ -235,26 +240,31 @@ static moor_status check_present(const moor_record *record, uint64_t start, uint
     uint64_t from, to;
     for (uint32_t i = 0; i < record->info.n_segments; i++)
         if (!record->info.segments[i].present && overlap(&record->info.segments[i], start, stop, &from, &to))
-            return moor_fail(MOOR_E_INCOMPLETE, "request %s: rows %llu to %llu are missing (%llu of %llu rows, reasons 0x%x)",
+            return moor_fail(MOOR_E_INCOMPLETE,
+                             "request %s: rows %llu to %llu are missing (%llu of %llu rows, reasons 0x%x)",
                              record->info.request_id, (unsigned long long)from, (unsigned long long)to,
-                             (unsigned long long)record->info.missing_rows, (unsigned long long)record->info.rows, record->info.reasons);
+                             (unsigned long long)record->info.missing_rows, (unsigned long long)record->info.rows,
+                             record->info.reasons);
     return MOOR_OK;
 }
 
 /* Rows of MoE columns to rows of all model layers, whose dense ones are 0 already. */
-static void scatter(const moor_record_info *info, unsigned char *dst, uint32_t dst_dtype, const unsigned char *src, uint64_t rows)
+static void scatter(const moor_record_info *info, unsigned char *dst, uint32_t dst_dtype, const unsigned char *src,
+                    uint64_t rows)
 {
-    size_t layer_bytes = info->top_k * moor_copy_dtype_bytes(dst_dtype), src_layer_bytes = info->top_k * moor_copy_dtype_bytes(info->dtype);
+    size_t layer_bytes = info->top_k * moor_copy_dtype_bytes(dst_dtype),
+           src_layer_bytes = info->top_k * moor_copy_dtype_bytes(info->dtype);
     for (uint64_t row = 0; row < rows; row++) {
         for (uint32_t column = 0; column < info->layers; column++)
-            moor_copy_ids(dst + (size_t)info->layer_ids[column] * layer_bytes, dst_dtype, src + column * src_layer_bytes, info->dtype, info->top_k);
+            moor_copy_ids(dst + (size_t)info->layer_ids[column] * layer_bytes, dst_dtype,
+                          src + column * src_layer_bytes, info->dtype, info->top_k);
         dst += info->model_layers * layer_bytes;
         src += info->layers * src_layer_bytes;
     }
 }
 
-moor_status moor_record_copy(const moor_record *record, uint64_t start, uint64_t stop, int model_layout, uint32_t dst_dtype, void *dst,
-                             size_t dst_bytes, uint8_t *mask)
+moor_status moor_record_copy(const moor_record *record, uint64_t start, uint64_t stop, int model_layout,
+                             uint32_t dst_dtype, void *dst, size_t dst_bytes, uint8_t *mask)
 {
     moor_status status = check(record, "record_copy");
     if (status)
@@ -298,14 +308,15 @@ moor_status moor_record_ref(const moor_record *record, char *buf, size_t size)
     const moor_record_info *info = &record->info;
     const moor_shape *shape = moor_connection_shape(record->connection);
     gethostname(host, sizeof(host) - 1);
-    int n = snprintf(NULL, 0, "moor1:%s:%s:%u.%08x:%016llx:%s:%llux%ux%u", host, shape->instance, shape->store_index, shape->nonce,
-                     (unsigned long long)info->handle, info->dtype == MOOR_DTYPE_U8 ? "u8" : "u16", (unsigned long long)info->rows,
-                     info->layers, info->top_k);
+    int n = snprintf(NULL, 0, "moor1:%s:%s:%u.%08x:%016llx:%s:%llux%ux%u", host, shape->instance, shape->store_index,
+                     shape->nonce, (unsigned long long)info->handle, info->dtype == MOOR_DTYPE_U8 ? "u8" : "u16",
+                     (unsigned long long)info->rows, info->layers, info->top_k);
     if (!buf || (size_t)n >= size)
-        return moor_fail(MOOR_E_INVALID, "record_ref: the text needs %d bytes, the buffer has %zu", n + 1, buf ? size : 0);
-    snprintf(buf, size, "moor1:%s:%s:%u.%08x:%016llx:%s:%llux%ux%u", host, shape->instance, shape->store_index, shape->nonce,
-             (unsigned long long)info->handle, info->dtype == MOOR_DTYPE_U8 ? "u8" : "u16", (unsigned long long)info->rows, info->layers,
-             info->top_k);
+        return moor_fail(MOOR_E_INVALID, "record_ref: the text needs %d bytes, the buffer has %zu", n + 1,
+                         buf ? size : 0);
+    snprintf(buf, size, "moor1:%s:%s:%u.%08x:%016llx:%s:%llux%ux%u", host, shape->instance, shape->store_index,
+             shape->nonce, (unsigned long long)info->handle, info->dtype == MOOR_DTYPE_U8 ? "u8" : "u16",
+             (unsigned long long)info->rows, info->layers, info->top_k);
     return MOOR_OK;
 }
 

@@ -14,14 +14,15 @@
 
 /* A reply's views → records. Everything in it is checked against the shape of the store; MOOR_E_CORRUPT names what is off.
  * *out: malloc'ed array of *n. On failure the leases of all views that could be read are given back. */
-moor_status moor_records_from_reply(moor_connection *connection, const void *payload, size_t size, moor_record ***out, uint32_t *n);
+moor_status moor_records_from_reply(moor_connection *connection, const void *payload, size_t size, moor_record ***out,
+                                    uint32_t *n);
 
 uint32_t moor_record_alias_index(const moor_record *record); /* place among the records of the id it was opened by */
 
 /* record_info of the ABI (its own name is taken by the struct). */
 moor_status moor_record_get_info(const moor_record *record, moor_record_info *out);
-moor_status moor_record_copy(const moor_record *record, uint64_t start, uint64_t stop, int model_layout, uint32_t dst_dtype, void *dst,
-                             size_t dst_bytes, uint8_t *mask);
+moor_status moor_record_copy(const moor_record *record, uint64_t start, uint64_t stop, int model_layout,
+                             uint32_t dst_dtype, void *dst, size_t dst_bytes, uint8_t *mask);
 /* moor1:HOST:INSTANCE:STORE.NONCE:HANDLE:DTYPE:RxLxK; handle and nonce in hexadecimal. The nonce is the store's life, so
  * that a ref of an earlier server of the same name is stale rather than another request's rows. */
 moor_status moor_record_ref(const moor_record *record, char *buf, size_t size);

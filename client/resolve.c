@@ -65,14 +65,15 @@ moor_status moor_ref_parse(const char *ref, size_t ref_len, moor_ref *out)
     memcpy(text, ref, ref_len);
     text[ref_len] = 0;
     /* moor1:HOST:INSTANCE:STORE.NONCE:HANDLE:DTYPE:RxLxK */
-    int good = field(&at, ':', &part[0]) && field(&at, ':', &part[1]) && field(&at, ':', &part[2]) && field(&at, '.', &part[3]) &&
-               field(&at, ':', &part[4]) && field(&at, ':', &part[5]) && field(&at, ':', &part[6]) && field(&at, 'x', &part[7]) &&
-               field(&at, 'x', &part[8]);
+    int good = field(&at, ':', &part[0]) && field(&at, ':', &part[1]) && field(&at, ':', &part[2]) &&
+               field(&at, '.', &part[3]) && field(&at, ':', &part[4]) && field(&at, ':', &part[5]) &&
+               field(&at, ':', &part[6]) && field(&at, 'x', &part[7]) && field(&at, 'x', &part[8]);
     part[9] = at;
-    good = good && strcmp(part[0], "moor1") == 0 && strlen(part[1]) < sizeof(out->host) && strlen(part[2]) < sizeof(out->instance) &&
-           number(part[3], 10, MOOR_CLIENT_STORES - 1, &store) && number(part[4], 16, UINT32_MAX, &nonce) &&
-           number(part[5], 16, UINT64_MAX, &out->handle) && (strcmp(part[6], "u8") == 0 || strcmp(part[6], "u16") == 0) &&
-           number(part[7], 10, UINT64_MAX, &out->rows) && number(part[8], 10, UINT32_MAX, &layers) && number(part[9], 10, UINT32_MAX, &top_k);
+    good = good && strcmp(part[0], "moor1") == 0 && strlen(part[1]) < sizeof(out->host) &&
+           strlen(part[2]) < sizeof(out->instance) && number(part[3], 10, MOOR_CLIENT_STORES - 1, &store) &&
+           number(part[4], 16, UINT32_MAX, &nonce) && number(part[5], 16, UINT64_MAX, &out->handle) &&
+           (strcmp(part[6], "u8") == 0 || strcmp(part[6], "u16") == 0) && number(part[7], 10, UINT64_MAX, &out->rows) &&
+           number(part[8], 10, UINT32_MAX, &layers) && number(part[9], 10, UINT32_MAX, &top_k);
     if (!good)
         return moor_fail(MOOR_E_INVALID, "resolve: \"%.*s\" is no ref (moor1:HOST:INSTANCE:STORE:HANDLE:DTYPE:RxLxK)",
                          (int)(ref_len > 200 ? 200 : ref_len), ref);
@@ -153,8 +154,9 @@ static moor_status check_shape(const moor_ref *ref, moor_record *record)
     moor_record_get_info(record, &info);
     if (info.dtype == ref->dtype && info.layers == ref->layers && info.top_k == ref->top_k)
         return MOOR_OK;
-    return moor_fail(MOOR_E_CORRUPT, "resolve: the ref says %u layers, top %u, dtype %u, the record of request %s has %u, %u, %u", ref->layers,
-                     ref->top_k, ref->dtype, info.request_id, info.layers, info.top_k, info.dtype);
+    return moor_fail(MOOR_E_CORRUPT,
+                     "resolve: the ref says %u layers, top %u, dtype %u, the record of request %s has %u, %u, %u",
+                     ref->layers, ref->top_k, ref->dtype, info.request_id, info.layers, info.top_k, info.dtype);
 }
 
 moor_status moor_resolve(const char *ref_text, size_t ref_len, double timeout, moor_record **out)

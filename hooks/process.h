@@ -21,7 +21,7 @@ struct moor_process {
     moor_state *state;
     uint32_t slot; /* our cell of state->processes, and our byte of the lock file */
     pid_t pid;     /* of the process that joined; another one is a forked child */
-    int locks_fd;  /* the instance's `locks` file; never opened a second time in a process (closing would drop the lock) */
+    int locks_fd; /* the instance's `locks` file; never opened a second time in a process (closing would drop the lock) */
     moor_config_values config;
     const moor_config *parsed;
     char instance[64];
@@ -38,8 +38,8 @@ static inline moor_status moor_process_check(const moor_process *process, const 
     if (!process)
         return moor_fail(MOOR_E_INVALID, "%s: no process", what);
     if (process->pid != getpid())
-        return moor_fail(MOOR_E_FORKED, "%s: joined by process %d, called in its forked child %d", what, (int)process->pid,
-                         (int)getpid());
+        return moor_fail(MOOR_E_FORKED, "%s: joined by process %d, called in its forked child %d", what,
+                         (int)process->pid, (int)getpid());
     return MOOR_OK;
 }
 

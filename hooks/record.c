@@ -25,10 +25,11 @@ static moor_status check_args(const moor_store_args *args)
     if (!args || args->size < offsetof(moor_store_args, arena_bytes))
         return moor_fail(MOOR_E_INVALID, "store_open: no arguments, or of an older size than version 1");
     if (args->store_index >= MOOR_MAX_STORES)
-        return moor_fail(MOOR_E_INVALID, "store_open: store %u, an instance has %d", args->store_index, MOOR_MAX_STORES);
+        return moor_fail(MOOR_E_INVALID, "store_open: store %u, an instance has %d", args->store_index,
+                         MOOR_MAX_STORES);
     if (args->dp_rank >= args->dp_size || args->tp_rank >= args->tp_size)
-        return moor_fail(MOOR_E_INVALID, "store_open: data parallel rank %u of %u, tensor parallel rank %u of %u", args->dp_rank, args->dp_size,
-                         args->tp_rank, args->tp_size);
+        return moor_fail(MOOR_E_INVALID, "store_open: data parallel rank %u of %u, tensor parallel rank %u of %u",
+                         args->dp_rank, args->dp_size, args->tp_rank, args->tp_size);
     return MOOR_OK;
 }
 
@@ -92,7 +93,8 @@ static inline moor_status check(const moor_store *store, const char *what)
     if (!store)
         return moor_fail(MOOR_E_INVALID, "%s: no store", what);
     if (store->pid != moor_pid())
-        return moor_fail(MOOR_E_FORKED, "%s: the store belongs to process %d, this is its forked child %d", what, (int)store->pid, (int)moor_pid());
+        return moor_fail(MOOR_E_FORKED, "%s: the store belongs to process %d, this is its forked child %d", what,
+                         (int)store->pid, (int)moor_pid());
     return MOOR_OK;
 }
 
@@ -115,7 +117,8 @@ static uint64_t sum(const uint32_t *counts, uint32_t from, uint32_t to)
 }
 
 /* Where this rank's tokens begin among those of the capture (SEMANTICS 1.12). Which of the layouts it is follows from the number of tokens. */
-static moor_status local_tokens(const moor_store *store, uint32_t column, uint32_t seen, const moor_dp_layout *dp, uint64_t *first)
+static moor_status local_tokens(const moor_store *store, uint32_t column, uint32_t seen, const moor_dp_layout *dp,
+                                uint64_t *first)
 {
     uint32_t local = dp->tokens_per_dp[store->dp_rank];
     uint64_t all = sum(dp->tokens_per_dp, 0, store->dp_size);
@@ -126,7 +129,8 @@ static moor_status local_tokens(const moor_store *store, uint32_t column, uint32
         gathered = sum(dp->shard_sizes, 0, dp->n_shards);
     }
     uint64_t padded = ((uint64_t)local + store->tp_size - 1) / store->tp_size * store->tp_size;
-    uint64_t own = own_shards ? sum(dp->shard_sizes, store->dp_rank * own_shards, (store->dp_rank + 1) * own_shards) : padded;
+    uint64_t own =
+        own_shards ? sum(dp->shard_sizes, store->dp_rank * own_shards, (store->dp_rank + 1) * own_shards) : padded;
     uint64_t at = 0;
     if (seen == all) /* every rank's tokens, one rank after the other */
         at = sum(dp->tokens_per_dp, 0, store->dp_rank);
@@ -137,11 +141,15 @@ static moor_status local_tokens(const moor_store *store, uint32_t column, uint32
     else if (seen == own || seen == padded) /* our own shards, padding at the end */
         at = 0;
     else
-        return moor_fail(MOOR_E_INVALID, "capture of layer column %u: %u tokens, expected this rank's %u, all ranks' %llu, or shards of %llu or %llu",
-                         column, seen, local, (unsigned long long)all, (unsigned long long)own, (unsigned long long)gathered);
+        return moor_fail(MOOR_E_INVALID,
+                         "capture of layer column %u: %u tokens, expected this rank's %u, all ranks' %llu, or shards "
+                         "of %llu or %llu",
+                         column, seen, local, (unsigned long long)all, (unsigned long long)own,
+                         (unsigned long long)gathered);
     if (at + local > seen)
-        return moor_fail(MOOR_E_INVALID, "capture of layer column %u: %u tokens do not reach this rank's %u from %llu on", column, seen, local,
-                         (unsigned long long)at);
+        return moor_fail(MOOR_E_INVALID,
+                         "capture of layer column %u: %u tokens do not reach this rank's %u from %llu on", column, seen,
+                         local, (unsigned long long)at);
     *first = at;
     return MOOR_OK;
 }
@@ -159,7 +167,8 @@ moor_status moor_capture(moor_store *store, uint32_t layer_column, const moor_id
     if (status)
         return moor_records_capture_failed(store->records, layer_column, status);
     ptrdiff_t stride = ids->stride_token || ids->stride_k ? (ptrdiff_t)ids->stride_token : (ptrdiff_t)ids->top_k;
-    local.data = (const uint8_t *)ids->data + (ptrdiff_t)first * stride * (ptrdiff_t)moor_records_dtype_bytes(ids->dtype);
+    local.data =
+        (const uint8_t *)ids->data + (ptrdiff_t)first * stride * (ptrdiff_t)moor_records_dtype_bytes(ids->dtype);
     local.tokens = dp->tokens_per_dp[store->dp_rank];
     return moor_records_capture(store->records, layer_column, &local);
 }
@@ -206,18 +215,21 @@ moor_status moor_request_finished(moor_store *store, const char *id, uint32_t id
     return status ? status : moor_records_finished(store->records, id, id_len);
 }
 
-moor_status moor_request_alias(moor_store *store, const char *id, uint32_t id_len, const char *alias, uint32_t alias_len, uint32_t index)
+moor_status moor_request_alias(moor_store *store, const char *id, uint32_t id_len, const char *alias,
+                               uint32_t alias_len, uint32_t index)
 {
     moor_status status = check_id(store, "request_alias", id, id_len);
     return status ? status : moor_records_alias(store->records, id, id_len, alias, alias_len, index);
 }
 
-moor_status moor_request_fill(moor_store *store, const char *id, uint32_t id_len, uint64_t start, const moor_ids *rows_as_ids, uint64_t rows)
+moor_status moor_request_fill(moor_store *store, const char *id, uint32_t id_len, uint64_t start,
+                              const moor_ids *rows_as_ids, uint64_t rows)
 {
     moor_status status = check_id(store, "request_fill", id, id_len);
     if (status)
         return status;
-    return moor_records_fill(store->records, id, id_len, start, rows_as_ids, rows, moor_weights_mark_used(store->process->state));
+    return moor_records_fill(store->records, id, id_len, start, rows_as_ids, rows,
+                             moor_weights_mark_used(store->process->state));
 }
 
 moor_status moor_truncate(moor_store *store, const char *id, uint32_t id_len, uint64_t rows, uint64_t min_rows)
@@ -226,16 +238,20 @@ moor_status moor_truncate(moor_store *store, const char *id, uint32_t id_len, ui
     return status ? status : moor_records_truncate(store->records, id, id_len, rows, min_rows);
 }
 
-moor_status moor_seal(moor_process *process, uint32_t store_index, const char *id, uint32_t id_len, uint64_t rows_expected, uint32_t flags)
+moor_status moor_seal(moor_process *process, uint32_t store_index, const char *id, uint32_t id_len,
+                      uint64_t rows_expected, uint32_t flags)
 {
     if (!process || !id || !id_len)
         return moor_fail(MOOR_E_INVALID, "seal: no process or an empty id");
     if (process->pid != moor_pid())
-        return moor_fail(MOOR_E_FORKED, "seal: joined by process %d, called in its forked child %d", (int)process->pid, (int)moor_pid());
+        return moor_fail(MOOR_E_FORKED, "seal: joined by process %d, called in its forked child %d", (int)process->pid,
+                         (int)moor_pid());
     if (store_index >= MOOR_MAX_STORES)
-        return moor_fail(MOOR_E_INVALID, "seal of request %.*s: store %u, an instance has %d", (int)id_len, id, store_index, MOOR_MAX_STORES);
+        return moor_fail(MOOR_E_INVALID, "seal of request %.*s: store %u, an instance has %d", (int)id_len, id,
+                         store_index, MOOR_MAX_STORES);
     moor_hash128 none = {0, 0};
-    moor_status status = moor_seal_push(&process->state->seals[store_index], moor_id_hash(id, id_len), none, rows_expected, flags);
+    moor_status status =
+        moor_seal_push(&process->state->seals[store_index], moor_id_hash(id, id_len), none, rows_expected, flags);
     if (status == MOOR_E_FULL || status == MOOR_E_TIMEOUT)
         moor_count_add(process, MOOR_C_SEALS_LOST, 1);
     return status;

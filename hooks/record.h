@@ -34,10 +34,13 @@ moor_status moor_step_abandon(moor_store *store);
 moor_status moor_kv_handed_out(moor_store *store, const int32_t *blocks, uint32_t n);
 moor_status moor_kv_reset(moor_store *store);
 moor_status moor_request_finished(moor_store *store, const char *id, uint32_t id_len);
-moor_status moor_request_alias(moor_store *store, const char *id, uint32_t id_len, const char *alias, uint32_t alias_len, uint32_t index);
-moor_status moor_request_fill(moor_store *store, const char *id, uint32_t id_len, uint64_t start, const moor_ids *rows_as_ids, uint64_t rows);
+moor_status moor_request_alias(moor_store *store, const char *id, uint32_t id_len, const char *alias,
+                               uint32_t alias_len, uint32_t index);
+moor_status moor_request_fill(moor_store *store, const char *id, uint32_t id_len, uint64_t start,
+                              const moor_ids *rows_as_ids, uint64_t rows);
 moor_status moor_truncate(moor_store *store, const char *id, uint32_t id_len, uint64_t rows, uint64_t min_rows);
-moor_status moor_seal(moor_process *process, uint32_t store_index, const char *id, uint32_t id_len, uint64_t rows_expected, uint32_t flags);
+moor_status moor_seal(moor_process *process, uint32_t store_index, const char *id, uint32_t id_len,
+                      uint64_t rows_expected, uint32_t flags);
 moor_status moor_lease(moor_store *store, moor_handle handle);
 moor_status moor_unlease(moor_store *store, moor_handle handle);
 moor_status moor_claim(moor_store *store, moor_handle handle, uint32_t owner);

@@ -178,7 +178,8 @@ static moor_status out_of_range(const struct key *key, double value, const char 
 {
     char path[MAX_KEY];
     key_path(key, path);
-    return moor_fail(MOOR_E_CONFIG, "%s: \"%s\" is %.17g, allowed is %.17g to %.17g", source, path, value, key->min, key->max);
+    return moor_fail(MOOR_E_CONFIG, "%s: \"%s\" is %.17g, allowed is %.17g to %.17g", source, path, value, key->min,
+                     key->max);
 }
 
 /* Replaces ${NAME}s. *out is malloc'ed. */
@@ -200,7 +201,8 @@ static moor_status expand(const char *path, const char *text, const char *source
             piece = getenv(name);
             if (!piece) {
                 free(buffer);
-                return moor_fail(MOOR_E_CONFIG, "%s: \"%s\" uses ${%s}, which is not set in the environment", source, path, name);
+                return moor_fail(MOOR_E_CONFIG, "%s: \"%s\" uses ${%s}, which is not set in the environment", source,
+                                 path, name);
             }
             length = strlen(piece);
             text = end + 1;
@@ -267,7 +269,8 @@ static int choice_index(const char *choices, const char *text)
     }
 }
 
-static moor_status set_number(moor_config *config, const struct key *key, const json_t *value, const char *text, const char *source)
+static moor_status set_number(moor_config *config, const struct key *key, const json_t *value, const char *text,
+                              const char *source)
 {
     double number;
     void *at = (char *)config + key->offset;
@@ -291,7 +294,8 @@ static moor_status set_number(moor_config *config, const struct key *key, const 
 }
 
 /* text: the expanded string, taken over when it is kept (*text is then NULL). */
-static moor_status set_string(moor_config *config, const struct key *key, const json_t *value, char **text, const char *source)
+static moor_status set_string(moor_config *config, const struct key *key, const json_t *value, char **text,
+                              const char *source)
 {
     char **at = (char **)((char *)config + key->offset);
     if (!*text || (key->kind == KIND_NAME ? !moor_dirs_name_ok(*text) : (*text)[0] != '/'))
@@ -341,7 +345,8 @@ static moor_status apply_object(moor_config *config, json_t *object, const char 
 {
     const char *name;
     json_t *value;
-    json_object_foreach(object, name, value) {
+    json_object_foreach(object, name, value)
+    {
         moor_status status;
         const struct key *key = key_find(group, name);
         if (key) {
@@ -379,7 +384,8 @@ static moor_status apply_json(moor_config *config, json_t *root, const json_erro
 static moor_status apply_text(moor_config *config, const char *text, size_t length, const char *source)
 {
     json_error_t error = {0};
-    return apply_json(config, json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error), &error, source);
+    return apply_json(config, json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error), &error,
+                      source);
 }
 
 static moor_status apply_environment(moor_config *config)
@@ -405,9 +411,11 @@ static moor_status finish(moor_config *config)
 {
     moor_config_values *values = &config->values;
     if (config->across_hosts != MOOR_ACROSS_HOSTS_NONE)
-        return moor_fail(MOOR_E_CONFIG, "\"barrier.across_hosts\": \"nccl\" is not in version %s; use \"none\"", MOOR_VERSION_STRING);
+        return moor_fail(MOOR_E_CONFIG, "\"barrier.across_hosts\": \"nccl\" is not in version %s; use \"none\"",
+                         MOOR_VERSION_STRING);
     if (config->transport > MOOR_TRANSPORT_SHM)
-        return moor_fail(MOOR_E_CONFIG, "\"weights.transport\": only \"auto\" and \"shm\" are in version %s", MOOR_VERSION_STRING);
+        return moor_fail(MOOR_E_CONFIG, "\"weights.transport\": only \"auto\" and \"shm\" are in version %s",
+                         MOOR_VERSION_STRING);
     if (!config->arena_given)
         values->arena_bytes = moor_memory_default_arena(moor_memory_limit(""));
     if (!config->keep_bytes_given)

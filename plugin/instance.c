@@ -30,7 +30,8 @@ static moor_status lock_base(int base_fd, const char *base)
         if (errno != EWOULDBLOCK && errno != EINTR)
             return moor_fail_errno(MOOR_E_IO, errno, "directory %s cannot be locked", base);
         if (moor_now_ns() > deadline)
-            return moor_fail(MOOR_E_TIMEOUT, "directory %s is locked by another process for %d s", base, LOCK_WAIT_MS / 1000);
+            return moor_fail(MOOR_E_TIMEOUT, "directory %s is locked by another process for %d s", base,
+                             LOCK_WAIT_MS / 1000);
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
     return MOOR_OK;
@@ -114,8 +115,9 @@ static moor_status choose_name(moor_instance *in, const char *configured, int *j
         given = 0;
     }
     if (!moor_dirs_name_ok(name))
-        return moor_fail(MOOR_E_INVALID, "\"%.100s\" ($MOOR_INSTANCE) is no instance name: 1 to %d letters, digits, '.', '_', '-'", name,
-                         MOOR_NAME_MAX);
+        return moor_fail(MOOR_E_INVALID,
+                         "\"%.100s\" ($MOOR_INSTANCE) is no instance name: 1 to %d letters, digits, '.', '_', '-'",
+                         name, MOOR_NAME_MAX);
     snprintf(in->name, sizeof(in->name), "%s", name);
     *join = 0;
     if (!alive_or_removed(in->base_fd, in->name))
@@ -129,13 +131,14 @@ static moor_status choose_name(moor_instance *in, const char *configured, int *j
     for (int suffix = 2; suffix <= MAX_SUFFIX; suffix++) {
         snprintf(in->name, sizeof(in->name), "%.*s-%d", MOOR_NAME_MAX - 3, name, suffix);
         if (!alive_or_removed(in->base_fd, in->name)) {
-            snprintf(in->note[0], sizeof(in->note[0]), "a live server has the instance name \"%s\" in %.120s: this one is \"%s\"",
-                     name, in->base, in->name);
+            snprintf(in->note[0], sizeof(in->note[0]),
+                     "a live server has the instance name \"%s\" in %.120s: this one is \"%s\"", name, in->base,
+                     in->name);
             return MOOR_OK;
         }
     }
-    return moor_fail(MOOR_E_EXISTS, "live servers have the instance names \"%s\" and \"%s-2\" to \"%s-%d\" in %s", name, name, name,
-                     MAX_SUFFIX, in->base);
+    return moor_fail(MOOR_E_EXISTS, "live servers have the instance names \"%s\" and \"%s-2\" to \"%s-%d\" in %s", name,
+                     name, name, MAX_SUFFIX, in->base);
 }
 
 /* ---- enter and leave -------------------------------------------------------------------------------------------- */

@@ -109,8 +109,8 @@ void moor_peer_sent(moor_peer *peer, size_t n)
 /* ---- replies ---------------------------------------------------------------------------------------------------- */
 
 /* Queues one; fd is taken over. Without memory for it the connection ends: the client would wait for ever. */
-static moor_status queue(moor_peer *peer, const moor_wire_header *request, moor_status status, uint16_t flags, const void *payload,
-                         size_t n, int fd)
+static moor_status queue(moor_peer *peer, const moor_wire_header *request, moor_status status, uint16_t flags,
+                         const void *payload, size_t n, int fd)
 {
     moor_wire_header header = {.length = (uint32_t)(sizeof(header) + n),
                                .type = request->type,
@@ -187,7 +187,8 @@ static moor_status queue_views(moor_peer *peer, const moor_wire_header *request,
 /* ---- opens ------------------------------------------------------------------------------------------------------ */
 
 /* Tries once. MOOR_E_TIMEOUT or MOOR_E_NOT_FOUND: nothing was queued, waiting may help. */
-static moor_status try_open(moor_peer *peer, const moor_wire_header *request, const moor_wire_open *open, const char *id)
+static moor_status try_open(moor_peer *peer, const moor_wire_header *request, const moor_wire_open *open,
+                            const char *id)
 {
     moor_records *records = peer->records;
     moor_view *view, **views;
@@ -213,12 +214,13 @@ static moor_status try_open(moor_peer *peer, const moor_wire_header *request, co
     return queue_error(peer, request, status);
 }
 
-static moor_status add_waiting(moor_peer *peer, const moor_wire_header *request, const moor_wire_open *open, const char *id,
-                               uint64_t now_ns)
+static moor_status add_waiting(moor_peer *peer, const moor_wire_header *request, const moor_wire_open *open,
+                               const char *id, uint64_t now_ns)
 {
     struct waiting *waiting;
     if (peer->n_waiting >= MOOR_PEER_MAX_WAITING)
-        return queue_status(peer, request, moor_fail(MOOR_E_FULL, "%d opens of this connection wait already", MOOR_PEER_MAX_WAITING));
+        return queue_status(peer, request,
+                            moor_fail(MOOR_E_FULL, "%d opens of this connection wait already", MOOR_PEER_MAX_WAITING));
     waiting = malloc(sizeof(*waiting) + open->id_len);
     if (!waiting)
         return queue_status(peer, request, moor_fail(MOOR_E_NOMEM, "no memory for an open that waits"));
@@ -235,11 +237,13 @@ static moor_status add_waiting(moor_peer *peer, const moor_wire_header *request,
     return MOOR_OK;
 }
 
-static moor_status handle_open(moor_peer *peer, const moor_wire_header *request, moor_wire_reader *reader, uint64_t now_ns)
+static moor_status handle_open(moor_peer *peer, const moor_wire_header *request, moor_wire_reader *reader,
+                               uint64_t now_ns)
 {
     moor_wire_open open;
     const char *id = NULL;
-    if (!moor_wire_get(reader, &open, sizeof(open)) || open.id_len != reader->left || !(id = moor_wire_take(reader, open.id_len)))
+    if (!moor_wire_get(reader, &open, sizeof(open)) || open.id_len != reader->left ||
+        !(id = moor_wire_take(reader, open.id_len)))
         return moor_fail(MOOR_E_CORRUPT, "an open of %u bytes whose id has another length", request->length);
     moor_status status = try_open(peer, request, &open, id);
     if (status != MOOR_E_TIMEOUT && status != MOOR_E_NOT_FOUND)
@@ -295,7 +299,8 @@ static moor_status handle_hello(moor_peer *peer, const moor_wire_header *request
     if (peer->greeted || !moor_wire_get(reader, &hello, 8) || hello.magic != MOOR_WIRE_MAGIC)
         return moor_fail(MOOR_E_CORRUPT, "the first message is no greeting of Moor's");
     if (hello.version != MOOR_WIRE_VERSION) {
-        moor_status status = moor_fail(MOOR_E_VERSION, "the store speaks wire version %u, the client %u", MOOR_WIRE_VERSION, hello.version);
+        moor_status status = moor_fail(MOOR_E_VERSION, "the store speaks wire version %u, the client %u",
+                                       MOOR_WIRE_VERSION, hello.version);
         queue_error(peer, request, status);
         return status;
     }
@@ -346,7 +351,8 @@ static moor_status handle_truncate(moor_peer *peer, const moor_wire_header *requ
 {
     moor_wire_open open;
     const char *id = NULL;
-    if (!moor_wire_get(reader, &open, sizeof(open)) || open.id_len != reader->left || !(id = moor_wire_take(reader, open.id_len)))
+    if (!moor_wire_get(reader, &open, sizeof(open)) || open.id_len != reader->left ||
+        !(id = moor_wire_take(reader, open.id_len)))
         return moor_fail(MOOR_E_CORRUPT, "a truncation of %u bytes whose id has another length", request->length);
     return queue_status(peer, request, moor_records_truncate(peer->records, id, open.id_len, open.rows, 0));
 }

@@ -30,8 +30,9 @@ typedef struct moor_peer_reply {
 } moor_peer_reply;
 
 enum {
-    MOOR_PEER_MAX_WAITING = 4096,  /* opens that wait, of one connection; more → MOOR_E_FULL */
-    MOOR_PEER_MAX_QUEUED = 1 << 20 /* bytes of replies not yet taken; beyond it the server stops reading from this client */
+    MOOR_PEER_MAX_WAITING = 4096, /* opens that wait, of one connection; more → MOOR_E_FULL */
+    MOOR_PEER_MAX_QUEUED =
+        1 << 20 /* bytes of replies not yet taken; beyond it the server stops reading from this client */
 };
 
 /* client: a number that no other connection of the store's life has; not MOOR_CLIENT_NONE. */

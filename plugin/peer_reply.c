@@ -65,13 +65,14 @@ void moor_peer_put_stats(moor_wire_buffer *payload, const moor_store *store)
     moor_records_stats_get(store->records, &stats);
 #define FIELD(name) "\"" #name "\":%llu,"
 #define VALUE(name) (unsigned long long)stats.name
-    int n = snprintf(text, sizeof(text),
-                     "{\"store\":%u," FIELD(records) FIELD(sealed) FIELD(leases) FIELD(clients) FIELD(blocks) FIELD(live_bytes)
-                         FIELD(arena_bytes) FIELD(resident_bytes) FIELD(kv_entries) FIELD(seals_unknown) FIELD(seals_repeated)
-                             FIELD(seals_torn) FIELD(arena_full) "\"clients_leases\":%llu}",
-                     store->store_index, VALUE(records), VALUE(sealed), VALUE(leases), VALUE(clients), VALUE(blocks),
-                     VALUE(live_bytes), VALUE(arena_bytes), VALUE(resident_bytes), VALUE(kv_entries), VALUE(seals_unknown),
-                     VALUE(seals_repeated), VALUE(seals_torn), VALUE(arena_full), VALUE(clients_leases));
+    int n =
+        snprintf(text, sizeof(text),
+                 "{\"store\":%u," FIELD(records) FIELD(sealed) FIELD(leases) FIELD(clients) FIELD(blocks)
+                     FIELD(live_bytes) FIELD(arena_bytes) FIELD(resident_bytes) FIELD(kv_entries) FIELD(seals_unknown)
+                         FIELD(seals_repeated) FIELD(seals_torn) FIELD(arena_full) "\"clients_leases\":%llu}",
+                 store->store_index, VALUE(records), VALUE(sealed), VALUE(leases), VALUE(clients), VALUE(blocks),
+                 VALUE(live_bytes), VALUE(arena_bytes), VALUE(resident_bytes), VALUE(kv_entries), VALUE(seals_unknown),
+                 VALUE(seals_repeated), VALUE(seals_torn), VALUE(arena_full), VALUE(clients_leases));
 #undef FIELD
 #undef VALUE
     moor_wire_put(payload, text, (size_t)n);

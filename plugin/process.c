@@ -10,7 +10,6 @@
 
 #include "../allocator/locks.h"
 #include "../hooks/member.h"
-#include "../hooks/member.h"
 #include "config.h"
 #include "instance.h"
 
@@ -23,7 +22,8 @@ struct membership {
 
 static pthread_mutex_t join_mutex = PTHREAD_MUTEX_INITIALIZER;
 static moor_process *current;
-static moor_process *inherited; /* the parent's, in a forked child: kept, so that its handles go on saying MOOR_E_FORKED */
+static moor_process
+    *inherited; /* the parent's, in a forked child: kept, so that its handles go on saying MOOR_E_FORKED */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void after_fork_child(void)
@@ -144,8 +144,8 @@ static moor_status take_args(const moor_process_args *given, moor_process_args *
         return moor_fail(MOOR_E_INVALID, "process_join: args is NULL or its size is not set");
     memcpy(args, given, given->size < sizeof(*args) ? given->size : sizeof(*args));
     if (args->world_size == 0 || args->world_size > MOOR_MAX_RANKS || args->rank >= args->world_size)
-        return moor_fail(MOOR_E_INVALID, "process_join: rank %u of world_size %u (at most %d)", args->rank, args->world_size,
-                         MOOR_MAX_RANKS);
+        return moor_fail(MOOR_E_INVALID, "process_join: rank %u of world_size %u (at most %d)", args->rank,
+                         args->world_size, MOOR_MAX_RANKS);
     return MOOR_OK;
 }
 

@@ -24,12 +24,12 @@
 
 enum {
     MAX_CLIENTS = 1024,
-    GREETING_MS = 5000,    /* a connection that has not greeted by then is closed */
-    TICK_WAITING_MS = 1,   /* how often the seal ring is looked at while an open waits or the gate is not open */
+    GREETING_MS = 5000,  /* a connection that has not greeted by then is closed */
+    TICK_WAITING_MS = 1, /* how often the seal ring is looked at while an open waits or the gate is not open */
     TICK_IDLE_MS = 20,
     EXPIRE_MS = 1000,
     STOP_MS = 5000,
-    FIXED_FDS = 3          /* wake, notify, listen: the first entries of the poll set */
+    FIXED_FDS = 3 /* wake, notify, listen: the first entries of the poll set */
 };
 
 struct connection {
@@ -124,7 +124,8 @@ static void connection_add(moor_server *server, int fd, uint64_t now_ns)
     server->n++;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer_is, &size) < 0 || peer_is.uid != geteuid()) {
         char text[128];
-        snprintf(text, sizeof(text), "the store belongs to uid %u, the client runs as uid %u", (unsigned)geteuid(), (unsigned)peer_is.uid);
+        snprintf(text, sizeof(text), "the store belongs to uid %u, the client runs as uid %u", (unsigned)geteuid(),
+                 (unsigned)peer_is.uid);
         moor_peer_refuse(connection->peer, MOOR_E_ACCESS, text);
         connection->closing = 1;
     } else if (server->n == MAX_CLIENTS) {
@@ -151,7 +152,8 @@ static void accept_all(moor_server *server, uint64_t now_ns)
 
 static int gate_is_open(const moor_server *server)
 {
-    return (atomic_load_explicit(&server->home.store->process->state->gate.word, memory_order_relaxed) & 15) == MOOR_GATE_OPEN;
+    return (atomic_load_explicit(&server->home.store->process->state->gate.word, memory_order_relaxed) & 15) ==
+           MOOR_GATE_OPEN;
 }
 
 static int poll_timeout(const moor_server *server, uint64_t now_ns)
@@ -250,7 +252,8 @@ static int is_served(const struct sockaddr_un *address)
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return 1;
-    int served = connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0 || (errno != ECONNREFUSED && errno != ENOENT);
+    int served = connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0 ||
+                 (errno != ECONNREFUSED && errno != ENOENT);
     close(fd);
     return served;
 }
@@ -351,8 +354,8 @@ static int server_stop(moor_store *store)
     deadline.tv_sec += STOP_MS / 1000;
     int err = pthread_timedjoin_np(server->thread, NULL, &deadline);
     if (err) {
-        moor_log(MOOR_LOG_ERROR, "store %u: its thread did not end within %d s; its memory is left to it", store->store_index,
-                 STOP_MS / 1000);
+        moor_log(MOOR_LOG_ERROR, "store %u: its thread did not end within %d s; its memory is left to it",
+                 store->store_index, STOP_MS / 1000);
         return 0;
     }
     server_free(server);
@@ -368,11 +371,11 @@ static moor_status check_args(const moor_store_args *given, moor_store_args *arg
     memcpy(args, given, given->size < sizeof(*args) ? given->size : sizeof(*args));
     args->size = sizeof(*args);
     if (args->store_index >= MOOR_MAX_STORES)
-        return moor_fail(MOOR_E_INVALID, "store_open: store_index is %u, an instance has at most %d stores", args->store_index,
-                         MOOR_MAX_STORES);
+        return moor_fail(MOOR_E_INVALID, "store_open: store_index is %u, an instance has at most %d stores",
+                         args->store_index, MOOR_MAX_STORES);
     if (args->layers < 1 || args->layers > MOOR_MAX_LAYERS || !args->layer_ids)
-        return moor_fail(MOOR_E_INVALID, "store_open: layers is %u (1 to %d), layer_ids is %s", args->layers, MOOR_MAX_LAYERS,
-                         args->layer_ids ? "given" : "NULL");
+        return moor_fail(MOOR_E_INVALID, "store_open: layers is %u (1 to %d), layer_ids is %s", args->layers,
+                         MOOR_MAX_LAYERS, args->layer_ids ? "given" : "NULL");
     if (args->model_layers == 0)
         args->model_layers = (uint32_t)args->layer_ids[args->layers - 1] + 1;
     return MOOR_OK;

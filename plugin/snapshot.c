@@ -40,7 +40,8 @@ static json_t *counters(const moor_state *state)
 
 static json_t *gate(moor_state *state)
 {
-    static const char *const states[] = {[MOOR_GATE_OPEN] = "open", [MOOR_GATE_SEALED] = "sealed", [MOOR_GATE_DRAINED] = "drained"};
+    static const char *const states[] = {
+        [MOOR_GATE_OPEN] = "open", [MOOR_GATE_SEALED] = "sealed", [MOOR_GATE_DRAINED] = "drained"};
     json_t *out = json_object();
     moor_gate_status status = MOOR_GATE_STATUS_INIT;
     moor_member member = {.state = state, .slot = MOOR_NO_SLOT, .gate_mode = MOOR_MODE_ENFORCE};
@@ -78,7 +79,8 @@ static json_t *weights(moor_state *state)
 static json_t *cleanup(const moor_state *state)
 {
     static const char *const phases[MOOR_PHASES] = {"before_weights", "transfer", "after_weights", "before_kv"};
-    static const char *const kinds[MOOR_CLEAN_KINDS] = {"gc", "gc_suppressed", "empty_cache", "empty_cache_skipped", "synchronize", "escalated", "retry"};
+    static const char *const kinds[MOOR_CLEAN_KINDS] = {
+        "gc", "gc_suppressed", "empty_cache", "empty_cache_skipped", "synchronize", "escalated", "retry"};
     json_t *out = json_object();
     for (int phase = 0; phase < MOOR_PHASES; phase++) {
         json_t *one = json_object();
@@ -98,7 +100,8 @@ static json_t *barriers(const moor_state *state)
 {
     json_t *out = json_array();
     for (int i = 0; i < MOOR_MAX_REPLICAS + MOOR_MAX_BARRIERS; i++) {
-        const moor_state_barrier *cell = i < MOOR_MAX_REPLICAS ? &state->resume[i] : &state->named[i - MOOR_MAX_REPLICAS];
+        const moor_state_barrier *cell =
+            i < MOOR_MAX_REPLICAS ? &state->resume[i] : &state->named[i - MOOR_MAX_REPLICAS];
         char name[MOOR_LABEL_BYTES + 16];
         uint64_t rounds = load(&cell->word) >> 32;
         if (!rounds && !load(&cell->size))

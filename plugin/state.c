@@ -81,16 +81,16 @@ static moor_status check_header(int fd, const char *dir)
     if (fstat(fd, &st) < 0)
         return moor_fail_errno(MOOR_E_IO, errno, "%s/state", dir);
     if (!S_ISREG(st.st_mode) || st.st_uid != geteuid())
-        return moor_fail(MOOR_E_ACCESS, "%s/state belongs to uid %u, not to us (uid %u), or is no file", dir, (unsigned)st.st_uid,
-                         (unsigned)geteuid());
+        return moor_fail(MOOR_E_ACCESS, "%s/state belongs to uid %u, not to us (uid %u), or is no file", dir,
+                         (unsigned)st.st_uid, (unsigned)geteuid());
     if (pread(fd, &header, sizeof(header), 0) != (ssize_t)sizeof(header) || header.magic != MOOR_STATE_MAGIC)
         return moor_fail(MOOR_E_CORRUPT, "%s/state is not a state file of Moor", dir);
     if (header.version != MOOR_STATE_VERSION)
-        return moor_fail(MOOR_E_VERSION, "%s/state has version %u, this library understands version %u", dir, header.version,
-                         MOOR_STATE_VERSION);
+        return moor_fail(MOOR_E_VERSION, "%s/state has version %u, this library understands version %u", dir,
+                         header.version, MOOR_STATE_VERSION);
     if (header.size != sizeof(moor_state) || st.st_size != (off_t)sizeof(moor_state))
-        return moor_fail(MOOR_E_CORRUPT, "%s/state has %lld bytes and says %u, expected %zu", dir, (long long)st.st_size,
-                         header.size, sizeof(moor_state));
+        return moor_fail(MOOR_E_CORRUPT, "%s/state has %lld bytes and says %u, expected %zu", dir,
+                         (long long)st.st_size, header.size, sizeof(moor_state));
     return MOOR_OK;
 }
 

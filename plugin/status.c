@@ -28,7 +28,8 @@ static void add_stores(json_t *document, moor_client *client, moor_status attach
     if (!status)
         stores = json_loads(text, 0, NULL);
     if (!stores) {
-        json_object_set_new(document, "stores_error", json_string(status ? moor_last_error() : "an answer that is no JSON"));
+        json_object_set_new(document, "stores_error",
+                            json_string(status ? moor_last_error() : "an answer that is no JSON"));
         stores = json_array();
     }
     json_object_set_new(document, "stores", stores);
@@ -113,9 +114,8 @@ static void prometheus_groups(const json_t *document, moor_wire_buffer *text)
         say(text, "moor_weights_seen_total{kind=\"%s\"} %.17g\n", name, json_number_value(value));
     metric(text, "cleanup_total", "counter", "What happened in the phases of an update");
     json_object_foreach(json_object_get(document, "cleanup"), name, value)
-        json_object_foreach(value, kind, count)
-            if (strcmp(kind, "seconds"))
-                say(text, "moor_cleanup_total{phase=\"%s\",kind=\"%s\"} %.17g\n", name, kind, json_number_value(count));
+        json_object_foreach(value, kind, count) if (strcmp(kind, "seconds"))
+            say(text, "moor_cleanup_total{phase=\"%s\",kind=\"%s\"} %.17g\n", name, kind, json_number_value(count));
     metric(text, "cleanup_seconds_total", "counter", "Seconds spent in cleaning, by phase of an update");
     json_object_foreach(json_object_get(document, "cleanup"), name, value)
         say(text, "moor_cleanup_seconds_total{phase=\"%s\"} %.17g\n", name, number(value, "seconds"));
@@ -126,7 +126,8 @@ static void prometheus_stores(const json_t *document, moor_wire_buffer *text)
     const json_t *stores = json_object_get(document, "stores");
     json_t *first = json_array_get(stores, 0), *value;
     const char *name;
-    json_object_foreach(first, name, value) {
+    json_object_foreach(first, name, value)
+    {
         char metric_name[64];
         if (!strcmp(name, "store"))
             continue;
@@ -143,21 +144,22 @@ static void to_prometheus(const json_t *document, moor_wire_buffer *text)
     const json_t *all = json_object_get(document, "counters"), *gate = json_object_get(document, "gate");
     size_t alive = 0, index;
     json_t *process;
-#define X(id, name, help)                                                                                                      \
-    metric(text, name, "counter", help);                                                                                       \
+#define X(id, name, help)                                                                                              \
+    metric(text, name, "counter", help);                                                                               \
     say(text, "moor_%s %.17g\n", name, number(all, name));
     MOOR_COUNTERS(X)
 #undef X
     metric(text, "info", "gauge", "Version and instance");
-    say(text, "moor_info{version=\"%s\",instance=\"%s\"} 1\n", string(document, "version"), string(document, "instance"));
+    say(text, "moor_info{version=\"%s\",instance=\"%s\"} 1\n", string(document, "version"),
+        string(document, "instance"));
     gauge(text, "gate_open", "1 while the gate is open", !strcmp(string(gate, "state"), "open"));
     gauge(text, "gate_poisoned", "1 while the gate is poisoned", json_is_true(json_object_get(gate, "poisoned")));
     gauge(text, "gate_in_flight", "Requests admitted and not settled", number(gate, "in_flight"));
     gauge(text, "gate_waiting", "Requests waiting at the gate", number(gate, "waiting"));
     gauge(text, "gate_would_wait", "Requests that enforce would have kept waiting", number(gate, "would_wait"));
     gauge(text, "weight_epoch", "Epoch of the weights", number(gate, "epoch"));
-    json_array_foreach(json_object_get(document, "processes"), index, process)
-        alive += (size_t)json_is_true(json_object_get(process, "alive"));
+    json_array_foreach(json_object_get(document, "processes"), index, process) alive +=
+        (size_t)json_is_true(json_object_get(process, "alive"));
     gauge(text, "processes", "Processes of the instance that live", (double)alive);
     prometheus_groups(document, text);
     prometheus_stores(document, text);
@@ -167,12 +169,14 @@ static void human_processes(const json_t *document, moor_wire_buffer *text)
 {
     size_t i, j;
     json_t *process, *role;
-    json_array_foreach(json_object_get(document, "processes"), i, process) {
-        say(text, "process %5.0f  %s", number(process, "pid"), json_is_true(json_object_get(process, "alive")) ? "alive" : "GONE ");
+    json_array_foreach(json_object_get(document, "processes"), i, process)
+    {
+        say(text, "process %5.0f  %s", number(process, "pid"),
+            json_is_true(json_object_get(process, "alive")) ? "alive" : "GONE ");
         json_array_foreach(json_object_get(process, "roles"), j, role)
             say(text, "%s%s", j ? "+" : "  ", json_string_value(role));
-        say(text, "  %s  rank %.0f of %.0f, dp %.0f\n", string(process, "engine"), number(process, "rank"), number(process, "world_size"),
-            number(process, "dp_rank"));
+        say(text, "  %s  rank %.0f of %.0f, dp %.0f\n", string(process, "engine"), number(process, "rank"),
+            number(process, "world_size"), number(process, "dp_rank"));
     }
 }
 
@@ -181,15 +185,18 @@ static void human_stores(const json_t *document, moor_wire_buffer *text)
     size_t i;
     json_t *store, *barrier;
     json_array_foreach(json_object_get(document, "stores"), i, store)
-        say(text, "store %.0f  records %.0f (%.0f sealed)  leases %.0f of %.0f clients  live %.1f MiB, resident %.1f of %.0f MiB\n",
-            number(store, "store"), number(store, "records"), number(store, "sealed"), number(store, "leases"), number(store, "clients"),
-            number(store, "live_bytes") / 1048576, number(store, "resident_bytes") / 1048576, number(store, "arena_bytes") / 1048576);
+        say(text,
+            "store %.0f  records %.0f (%.0f sealed)  leases %.0f of %.0f clients  live %.1f MiB, resident %.1f of %.0f "
+            "MiB\n",
+            number(store, "store"), number(store, "records"), number(store, "sealed"), number(store, "leases"),
+            number(store, "clients"), number(store, "live_bytes") / 1048576, number(store, "resident_bytes") / 1048576,
+            number(store, "arena_bytes") / 1048576);
     if (json_object_get(document, "stores_error"))
         say(text, "stores: %s\n", string(document, "stores_error"));
-    json_array_foreach(json_object_get(document, "barriers"), i, barrier)
-        say(text, "barrier %s  rounds %.0f  passed %.0f  timeouts %.0f  broken %.0f  last wait %.3f s, longest %.3f s\n", string(barrier, "name"),
-            number(barrier, "rounds"), number(barrier, "passed"), number(barrier, "timeouts"), number(barrier, "broken"),
-            number(barrier, "last_wait_s"), number(barrier, "max_wait_s"));
+    json_array_foreach(json_object_get(document, "barriers"), i, barrier) say(
+        text, "barrier %s  rounds %.0f  passed %.0f  timeouts %.0f  broken %.0f  last wait %.3f s, longest %.3f s\n",
+        string(barrier, "name"), number(barrier, "rounds"), number(barrier, "passed"), number(barrier, "timeouts"),
+        number(barrier, "broken"), number(barrier, "last_wait_s"), number(barrier, "max_wait_s"));
 }
 
 static void to_human(const json_t *document, moor_wire_buffer *text)
@@ -197,18 +204,20 @@ static void to_human(const json_t *document, moor_wire_buffer *text)
     const json_t *gate = json_object_get(document, "gate");
     json_t *value;
     const char *name;
-    say(text, "instance %s  (%s)  up %.0f s\n", string(document, "instance"), string(document, "dir"), number(document, "up_s"));
-    say(text, "gate %s%s%s  epoch %.0f \"%s\"  in flight %.0f  waiting %.0f  would have waited %.0f\n", string(gate, "state"),
-        json_is_true(json_object_get(gate, "poisoned")) ? ", POISONED: " : "", string(gate, "poison_reason"), number(gate, "epoch"),
-        string(gate, "label"), number(gate, "in_flight"), number(gate, "waiting"), number(gate, "would_wait"));
+    say(text, "instance %s  (%s)  up %.0f s\n", string(document, "instance"), string(document, "dir"),
+        number(document, "up_s"));
+    say(text, "gate %s%s%s  epoch %.0f \"%s\"  in flight %.0f  waiting %.0f  would have waited %.0f\n",
+        string(gate, "state"), json_is_true(json_object_get(gate, "poisoned")) ? ", POISONED: " : "",
+        string(gate, "poison_reason"), number(gate, "epoch"), string(gate, "label"), number(gate, "in_flight"),
+        number(gate, "waiting"), number(gate, "would_wait"));
     human_processes(document, text);
     human_stores(document, text);
-    json_object_foreach(json_object_get(document, "counters"), name, value)
-        if (json_integer_value(value))
-            say(text, "%-32s %lld\n", name, (long long)json_integer_value(value));
+    json_object_foreach(json_object_get(document, "counters"), name, value) if (json_integer_value(value))
+        say(text, "%-32s %lld\n", name, (long long)json_integer_value(value));
 }
 
-static moor_status render(json_t *document, void (*to_text)(const json_t *, moor_wire_buffer *), char **out, size_t *len)
+static moor_status render(json_t *document, void (*to_text)(const json_t *, moor_wire_buffer *), char **out,
+                          size_t *len)
 {
     moor_wire_buffer text = {0};
     to_text(document, &text);

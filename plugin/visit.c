@@ -63,7 +63,8 @@ static moor_status visit_of(moor_client *client, const char *what, struct visit 
     const moor_located *where = moor_client_where(client);
     int dir_fd = moor_client_dir_fd(client);
     if (!moor_locks_server_alive(dir_fd)) /* also later: the state of a dead server answers, and means nothing */
-        return moor_fail(MOOR_E_CLOSED, "%s: the server of instance \"%s\" in %s is gone", what, where->name, where->dir);
+        return moor_fail(MOOR_E_CLOSED, "%s: the server of instance \"%s\" in %s is gone", what, where->name,
+                         where->dir);
     struct visit *visit = moor_client_visit(client);
     if (visit) {
         *out = visit;
@@ -96,7 +97,8 @@ static moor_status visit_of(moor_client *client, const char *what, struct visit 
     return MOOR_OK;
 }
 
-moor_status moor_client_gate(moor_client *client, const char *verb, const char *label, double timeout, moor_gate_status *out)
+moor_status moor_client_gate(moor_client *client, const char *verb, const char *label, double timeout,
+                             moor_gate_status *out)
 {
     struct visit *visit;
     moor_status status = visit_of(client, "client_gate", &visit);

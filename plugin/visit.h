@@ -11,7 +11,8 @@
 
 #include <moor/moor.h>
 
-moor_status moor_client_gate(moor_client *client, const char *verb, const char *label, double timeout, moor_gate_status *out);
+moor_status moor_client_gate(moor_client *client, const char *verb, const char *label, double timeout,
+                             moor_gate_status *out);
 moor_status moor_barrier_arrive(moor_client *client, const char *name, uint32_t size, uint32_t rank, double timeout,
                                 moor_barrier_result *result);
 

@@ -9,10 +9,10 @@ static moor_record *open_record(const moor_delivery *d, uint32_t flags)
         return NULL;
     moor_record *record = NULL;
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS status =
-        rt->api->open(client, d->id, (uint32_t)d->id_len, d->timeout, flags, d->rows, &record);
-    Py_END_ALLOW_THREADS if (status == MOOR_E_CLOSED)
-    { /* the store's process was restarted: attach anew next time */
+    Py_BEGIN_ALLOW_THREADS
+    status = rt->api->open(client, d->id, (uint32_t)d->id_len, d->timeout, flags, d->rows, &record);
+    Py_END_ALLOW_THREADS
+    if (status == MOOR_E_CLOSED) { /* the store's process was restarted: attach anew next time */
         rt->api->detach(client);
         rt->client = NULL;
     }
@@ -29,9 +29,8 @@ static PyObject *empty_array(uint64_t rows, const moor_record_info *info, uint32
     PyObject *numpy = PyImport_ImportModule("numpy");
     if (!numpy)
         return NULL;
-    PyObject *array =
-        PyObject_CallMethod(numpy, "empty", "((KII)s)", (unsigned long long)rows, (unsigned)info->model_layers,
-                            (unsigned)info->top_k, names[dtype]);
+    PyObject *array = PyObject_CallMethod(numpy, "empty", "((KII)s)", (unsigned long long)rows,
+                                          (unsigned)info->model_layers, (unsigned)info->top_k, names[dtype]);
     Py_DECREF(numpy);
     return array;
 }
@@ -57,16 +56,19 @@ PyObject *moor_deliver_array(const moor_delivery *d)
         Py_CLEAR(array);
         goto out;
     }
-    Py_BEGIN_ALLOW_THREADS status =
-        rt->api->record_copy(record, start, d->rows, 1, dtype, view.buf, (size_t)view.len, NULL);
-    Py_END_ALLOW_THREADS PyBuffer_Release(&view);
+    Py_BEGIN_ALLOW_THREADS
+    status = rt->api->record_copy(record, start, d->rows, 1, dtype, view.buf, (size_t)view.len, NULL);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&view);
     if (status) {
         moor_runtime_raise(status, "delivery");
         Py_CLEAR(array);
     }
 out:
-    Py_BEGIN_ALLOW_THREADS rt->api->record_release(record);
-    Py_END_ALLOW_THREADS return array;
+    Py_BEGIN_ALLOW_THREADS
+    rt->api->record_release(record);
+    Py_END_ALLOW_THREADS
+    return array;
 }
 
 PyObject *moor_deliver_ref(const moor_delivery *d)
@@ -77,7 +79,10 @@ PyObject *moor_deliver_ref(const moor_delivery *d)
         return NULL;
     char text[512];
     moor_status status = rt->api->record_ref(record, text, sizeof(text));
-    Py_BEGIN_ALLOW_THREADS rt->api->record_release(record);
-    Py_END_ALLOW_THREADS if (status) return moor_runtime_raise(status, "delivery by reference");
+    Py_BEGIN_ALLOW_THREADS
+    rt->api->record_release(record);
+    Py_END_ALLOW_THREADS
+    if (status)
+        return moor_runtime_raise(status, "delivery by reference");
     return PyUnicode_FromString(text);
 }

@@ -7,7 +7,8 @@
 #include <string.h>
 
 typedef struct executor {
-    PyObject_HEAD PyObject *loader;
+    PyObject_HEAD
+    PyObject *loader;
     PyObject *before; /* the exec_module that the instance had of its own, or NULL */
 } executor;
 

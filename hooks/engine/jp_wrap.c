@@ -9,13 +9,15 @@
 #include <structmember.h>
 
 typedef struct wrapper {
-    PyObject_HEAD PyObject *dict, *weakrefs;
+    PyObject_HEAD
+    PyObject *dict, *weakrefs;
     moor_jp_site site;
     bool binds;
 } wrapper;
 
 typedef struct activation {
-    PyObject_HEAD moor_jp_call call;
+    PyObject_HEAD
+    moor_jp_call call;
     PyObject *owner;          /* the wrapper: keeps call.site alive */
     PyObject *parent;         /* activation it runs inside of, or NULL */
     moor_jp_callback current; /* to run again after an await */

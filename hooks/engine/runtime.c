@@ -131,7 +131,9 @@ void moor_runtime_leave(void)
     moor_runtime gone = *rt;
     memset(rt, 0, sizeof(*rt));
     rt->api = gone.api;
-    Py_BEGIN_ALLOW_THREADS if (gone.client) gone.api->detach(gone.client);
+    Py_BEGIN_ALLOW_THREADS
+    if (gone.client)
+        gone.api->detach(gone.client);
     if (gone.store)
         gone.api->store_close(gone.store);
     gone.api->process_leave(gone.process);
@@ -146,10 +148,10 @@ moor_client *moor_runtime_client(void)
     moor_client *client = NULL;
     moor_status status;
     Py_BEGIN_ALLOW_THREADS
-        /* process_dir is <dir>/<instance>; attach takes <dir> from the environment that process_join exported. */
-        status = rt->api->attach(rt->api->process_instance(rt->process), NULL, 1.0, &client);
-    Py_END_ALLOW_THREADS if (status)
-    {
+    /* process_dir is <dir>/<instance>; attach takes <dir> from the environment that process_join exported. */
+    status = rt->api->attach(rt->api->process_instance(rt->process), NULL, 1.0, &client);
+    Py_END_ALLOW_THREADS
+    if (status) {
         moor_runtime_raise(status, "attaching to our own store");
         return NULL;
     }

@@ -30,7 +30,8 @@ moor_runtime *moor_runtime_get(void);
 /* A role join point was reached. `section` is the "moor" object of the engine's own configuration (dict, JSON str, or
  * NULL/None when the engine has none: then $MOOR_CONFIG decides whether Moor is on). Returns 1 on, 0 off, -1 with a Python
  * error that must reach the user (configuration, instance): answer MOOR_JP_RAISE. Idempotent; unites roles. */
-int moor_runtime_join(const char *engine, uint32_t roles, uint32_t rank, uint32_t world, uint32_t dp_rank, PyObject *section);
+int moor_runtime_join(const char *engine, uint32_t roles, uint32_t rank, uint32_t world, uint32_t dp_rank,
+                      PyObject *section);
 
 /* 1 when this process may hold a configuration: $MOOR_CONFIG is set. */
 int moor_runtime_configured_by_environment(void);

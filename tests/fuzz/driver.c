@@ -24,7 +24,8 @@ static uint32_t next(uint32_t below)
 
 static size_t mutate(uint8_t *data, size_t n)
 {
-    static const uint32_t interesting[] = {0, 1, 15, 16, 17, 255, 256, 65535, 65536, 65537, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF};
+    static const uint32_t interesting[] = {0,     1,     15,    16,         17,         255,       256,
+                                           65535, 65536, 65537, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF};
     for (uint32_t times = 1 + next(6); times--;) {
         uint32_t at = n ? next((uint32_t)n) : 0, word = interesting[next(sizeof(interesting) / sizeof(interesting[0]))];
         switch (next(6)) {

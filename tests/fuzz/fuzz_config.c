@@ -9,7 +9,8 @@
 static const char *const seeds[] = {
     "{}",
     "{\"instance\":\"a-${HOME}\",\"dir\":\"/tmp\",\"on_error\":\"strict\",\"log\":\"debug\"}",
-    "{\"record\":{\"enabled\":true,\"deliver\":\"ref\",\"arena_bytes\":\"64MiB\",\"keep_s\":1.5,\"keep_bytes\":7,\"validate\":\"seal\"}}",
+    "{\"record\":{\"enabled\":true,\"deliver\":\"ref\",\"arena_bytes\":\"64MiB\",\"keep_s\":1.5,\"keep_bytes\":7,"
+    "\"validate\":\"seal\"}}",
     "{\"gate\":{\"mode\":\"enforce\",\"drain_timeout_s\":2},\"barrier\":{\"external\":3,\"spin_us\":\"${USER}\"}}",
     "{\"cleanup\":{\"mode\":\"light\",\"escalate_free_bytes\":1e9},\"weights\":{\"transport\":\"auto\"}}",
 };
@@ -34,7 +35,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     moor_config_values values = MOOR_CONFIG_VALUES_INIT;
     unsetenv("MOOR_CONFIG");
     moor_status status = moor_config_parse((const char *)data, size, &config);
-    if (status ? status != MOOR_E_CONFIG || !moor_last_error()[0] : moor_config_get_values(config, &values) != MOOR_OK || !values.arena_bytes)
+    if (status ? status != MOOR_E_CONFIG || !moor_last_error()[0]
+               : moor_config_get_values(config, &values) != MOOR_OK || !values.arena_bytes)
         abort();
     moor_config_free(config);
     return 0;

@@ -104,7 +104,8 @@ static const char *verify(const moor_record *record, const moor_record_info *inf
     if (info->missing_rows || !info->rows)
         return "";
     int32_t *copy = malloc(info->rows * MODEL_LAYERS * TOP_K * sizeof(*copy));
-    moor_status status = api->record_copy(record, 0, info->rows, 1, MOOR_DTYPE_I32, copy, info->rows * MODEL_LAYERS * TOP_K * sizeof(*copy), NULL);
+    moor_status status = api->record_copy(record, 0, info->rows, 1, MOOR_DTYPE_I32, copy,
+                                          info->rows * MODEL_LAYERS * TOP_K * sizeof(*copy), NULL);
     const char *result = status ? "copy failed" : "";
     for (uint64_t row = 0; row < info->rows && !*result; row++)
         for (uint32_t k = 0; k < TOP_K; k++) {
@@ -127,8 +128,9 @@ static void open_record(const char *id, double timeout)
     records[n_records++] = record;
     api->record_info(record, &info);
     const char *wrong = verify(record, &info);
-    snprintf(text, sizeof(text), "%s rows=%" PRIu64 " missing=%" PRIu64 " segments=%u versions=%u store=%u %s", info.request_id, info.rows,
-             info.missing_rows, info.n_segments, info.n_versions, info.store_index, *wrong ? wrong : "good");
+    snprintf(text, sizeof(text), "%s rows=%" PRIu64 " missing=%" PRIu64 " segments=%u versions=%u store=%u %s",
+             info.request_id, info.rows, info.missing_rows, info.n_segments, info.n_versions, info.store_index,
+             *wrong ? wrong : "good");
     answer(MOOR_OK, text);
 }
 
@@ -157,10 +159,14 @@ static void fork_check(void)
         moor_record *record;
         moor_step_request request = {.id = "f", .id_len = 1, .count = 1};
         int n = 0;
-        n += snprintf(text + n, sizeof(text) - (size_t)n, "open=%s ", client ? api->status_name(api->open(client, "a", 1, 0, 0, 0, &record)) : "-");
-        n += snprintf(text + n, sizeof(text) - (size_t)n, "info=%s ", n_records ? api->status_name(api->record_info(records[0], &info)) : "-");
-        n += snprintf(text + n, sizeof(text) - (size_t)n, "count=%s ", process ? api->status_name(api->count(process, "moor_opens_total", 1)) : "-");
-        n += snprintf(text + n, sizeof(text) - (size_t)n, "step=%s ", store ? api->status_name(api->step_begin(store, &request, 1)) : "-");
+        n += snprintf(text + n, sizeof(text) - (size_t)n, "open=%s ",
+                      client ? api->status_name(api->open(client, "a", 1, 0, 0, 0, &record)) : "-");
+        n += snprintf(text + n, sizeof(text) - (size_t)n, "info=%s ",
+                      n_records ? api->status_name(api->record_info(records[0], &info)) : "-");
+        n += snprintf(text + n, sizeof(text) - (size_t)n, "count=%s ",
+                      process ? api->status_name(api->count(process, "moor_opens_total", 1)) : "-");
+        n += snprintf(text + n, sizeof(text) - (size_t)n, "step=%s ",
+                      store ? api->status_name(api->step_begin(store, &request, 1)) : "-");
         for (uint32_t i = 0; i < n_records; i++)
             api->record_release(records[i]);
         api->detach(client);
@@ -172,7 +178,8 @@ static void fork_check(void)
             moor_process *own;
             args.roles = MOOR_ROLE_CORE;
             moor_status status = api->process_join(NULL, &args, &own);
-            snprintf(text + n, sizeof(text) - (size_t)n, "join=%s %s", api->status_name(status), status ? api->last_error() : api->process_instance(own));
+            snprintf(text + n, sizeof(text) - (size_t)n, "join=%s %s", api->status_name(status),
+                     status ? api->last_error() : api->process_instance(own));
             if (!status)
                 api->process_leave(own);
         }

@@ -125,7 +125,8 @@ static void refused_directories_name_owner_and_mode(void **state)
     char expected[256];
     assert_int_equal(chmod(actors_dir, 0755), 0);
     actor_start(&a, NULL);
-    snprintf(expected, sizeof(expected), "MOOR_E_ACCESS directory %s belongs to uid %u and has mode 0755; it must belong to uid %u with mode 0700",
+    snprintf(expected, sizeof(expected),
+             "MOOR_E_ACCESS directory %s belongs to uid %u and has mode 0755; it must belong to uid %u with mode 0700",
              actors_dir, (unsigned)geteuid(), (unsigned)geteuid());
     actor_say(&a, expected, "join {}");
     actor_exit(&a);
@@ -225,7 +226,8 @@ static void the_slot_of_the_dead_is_taken_last(void **state)
     actor_say(&c, "ok default ", "join {}");
     snprintf(file, sizeof(file), "%s/default/state", actors_dir);
     int fd = open(file, O_RDONLY);
-    off_t cell = (off_t)(offsetof(moor_state, processes) + 2 * sizeof(moor_state_process) + offsetof(moor_state_process, pid));
+    off_t cell =
+        (off_t)(offsetof(moor_state, processes) + 2 * sizeof(moor_state_process) + offsetof(moor_state_process, pid));
     assert_int_equal(pread(fd, &pid, sizeof(pid), cell), sizeof(pid));
     close(fd);
     assert_int_equal(pid, c.pid);

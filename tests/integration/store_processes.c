@@ -169,7 +169,8 @@ static void refs_resolve_and_never_to_another_server(void **state)
     actor_say(&consumer, "ok r", "resolve %s", ref);
     assert_non_null(strstr(ref, ":u8:9x3x2"));
     actor_say(&consumer, "MOOR_E_INVALID", "resolve moor1:x");
-    actor_say(&consumer, "MOOR_E_NOT_FOUND resolve: the ref is of host elsewhere", "resolve moor1:elsewhere%s", strchr(ref + 6, ':'));
+    actor_say(&consumer, "MOOR_E_NOT_FOUND resolve: the ref is of host elsewhere", "resolve moor1:elsewhere%s",
+              strchr(ref + 6, ':'));
     /* the same name, the same store, perhaps the same handle: an earlier life */
     actor_kill(&server);
     start_server(&server);
@@ -224,7 +225,8 @@ static void a_surviving_child_keeps_no_connection(void **state)
     start_consumer(&consumer);
     start_consumer(&watcher);
     actor_say(&consumer, "ok held", "open held 1");
-    int child = atoi(actor_say(&consumer, "ok ", "child") + 3), child_of_server = atoi(actor_say(&server, "ok ", "child") + 3);
+    int child = atoi(actor_say(&consumer, "ok ", "child") + 3),
+        child_of_server = atoi(actor_say(&server, "ok ", "child") + 3);
     actor_kill(&consumer);
     wait_stat(&watcher, "leases", 0);
     actor_kill(&server);
@@ -319,7 +321,8 @@ static void stores_of_replicas_are_asked_all(void **state)
     record(&zero, "twice", 2);
     actor_say(&one, "ok", "step twice 0 3");
     actor_say(&one, "ok", "seal twice 3 1");
-    actor_say(&consumer, "MOOR_E_AMBIGUOUS id twice means several records: twice (store 0), twice (store 1)", "open twice 1");
+    actor_say(&consumer, "MOOR_E_AMBIGUOUS id twice means several records: twice (store 0), twice (store 1)",
+              "open twice 1");
     actor_say(&consumer, "ok twice twice", "open_all twice 1");
     actor_kill(&one);
     actor_say(&consumer, "ok at-zero", "open at-zero 1");
@@ -336,7 +339,10 @@ static void a_stopped_server_is_given_up_in_time(void **state)
     kill(server.pid, SIGSTOP);
     assert_int_equal(waitpid(server.pid, NULL, WUNTRACED), server.pid); /* all its threads have stopped */
     double begin = now_s();
-    actor_say(&consumer, "MOOR_E_CLOSED the connection to store 0 of instance \"default\" is closed: the store did not answer in time", "open x 0");
+    actor_say(
+        &consumer,
+        "MOOR_E_CLOSED the connection to store 0 of instance \"default\" is closed: the store did not answer in time",
+        "open x 0");
     assert_true(now_s() - begin < 8);
     actor_say(&consumer, "ok good", "verify");
     kill(server.pid, SIGCONT);

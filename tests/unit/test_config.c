@@ -68,13 +68,14 @@ static void every_key_is_taken(void **state)
 {
     (void)state;
     moor_config *config;
-    const char *json = "{\"instance\":\"a.b-1\",\"dir\":\"/tmp/x\",\"on_error\":\"strict\",\"log\":\"debug\","
-                       "\"record\":{\"enabled\":false,\"deliver\":\"ref\",\"arena_bytes\":\"64MiB\",\"keep_s\":1.5,\"keep_bytes\":7,"
-                       "\"validate\":\"seal\",\"kv_index\":false},"
-                       "\"gate\":{\"mode\":\"enforce\",\"drain_timeout_s\":2},"
-                       "\"barrier\":{\"mode\":\"off\",\"external\":3,\"timeout_s\":4,\"spin_us\":5,\"across_hosts\":\"none\"},"
-                       "\"cleanup\":{\"mode\":\"light\",\"escalate_free_bytes\":6},"
-                       "\"weights\":{\"bucket_bytes\":8192,\"timeout_s\":9,\"transport\":\"shm\"}}";
+    const char *json =
+        "{\"instance\":\"a.b-1\",\"dir\":\"/tmp/x\",\"on_error\":\"strict\",\"log\":\"debug\","
+        "\"record\":{\"enabled\":false,\"deliver\":\"ref\",\"arena_bytes\":\"64MiB\",\"keep_s\":1.5,\"keep_bytes\":7,"
+        "\"validate\":\"seal\",\"kv_index\":false},"
+        "\"gate\":{\"mode\":\"enforce\",\"drain_timeout_s\":2},"
+        "\"barrier\":{\"mode\":\"off\",\"external\":3,\"timeout_s\":4,\"spin_us\":5,\"across_hosts\":\"none\"},"
+        "\"cleanup\":{\"mode\":\"light\",\"escalate_free_bytes\":6},"
+        "\"weights\":{\"bucket_bytes\":8192,\"timeout_s\":9,\"transport\":\"shm\"}}";
     moor_config_values v = MOOR_CONFIG_VALUES_INIT;
     assert_int_equal(moor_config_parse(json, strlen(json), &config), MOOR_OK);
     assert_int_equal(moor_config_get_values(config, &v), MOOR_OK);
@@ -104,7 +105,8 @@ static void unknown_keys_name_the_nearest(void **state)
 {
     (void)state;
     parse_bad("{\"instanse\":\"x\"}", "unknown key \"instanse\"; the nearest known one is \"instance\"");
-    parse_bad("{\"record\":{\"arena_byte\":1}}", "unknown key \"record.arena_byte\"; the nearest known one is \"record.arena_bytes\"");
+    parse_bad("{\"record\":{\"arena_byte\":1}}",
+              "unknown key \"record.arena_byte\"; the nearest known one is \"record.arena_bytes\"");
     parse_bad("{\"gates\":{}}", "nearest known one is \"gate\"");
     parse_bad("{\"drain_timeout_s\":1}", "nearest known one is \"gate.drain_timeout_s\"");
     parse_bad("{\"gate\":{\"external\":1}}", "nearest known one is \"barrier.external\"");
@@ -163,7 +165,8 @@ static void names_are_expanded_from_the_environment(void **state)
     (void)state;
     moor_config *config;
     moor_config_values v = MOOR_CONFIG_VALUES_INIT;
-    const char *json = "{\"instance\":\"verl-${MOOR_T_RANK}.${MOOR_T_RANK}x\",\"barrier\":{\"external\":\"${MOOR_T_RANK}\"}}";
+    const char *json =
+        "{\"instance\":\"verl-${MOOR_T_RANK}.${MOOR_T_RANK}x\",\"barrier\":{\"external\":\"${MOOR_T_RANK}\"}}";
     setenv("MOOR_T_RANK", "12", 1);
     unsetenv("MOOR_T_UNSET");
     assert_int_equal(moor_config_parse(json, strlen(json), &config), MOOR_OK);
@@ -289,7 +292,8 @@ int main(void)
         cmocka_unit_test_setup(ranges_are_checked, clean_environment),
         cmocka_unit_test_setup(what_this_version_cannot_do_is_refused, clean_environment),
         cmocka_unit_test_setup(names_are_expanded_from_the_environment, clean_environment),
-        cmocka_unit_test_setup_teardown(host_text_wins_over_the_environment_key_by_key, clean_environment, clean_environment),
+        cmocka_unit_test_setup_teardown(host_text_wins_over_the_environment_key_by_key, clean_environment,
+                                        clean_environment),
         cmocka_unit_test_setup_teardown(environment_names_a_file, clean_environment, clean_environment),
         cmocka_unit_test_setup(callee_clamps_to_the_callers_size, clean_environment),
         cmocka_unit_test(memory_is_the_smallest_limit),

@@ -134,9 +134,17 @@ static void refs_are_read_exactly(void **state)
     assert_int_equal(ref.rows, 120);
     assert_int_equal(ref.layers, 48);
     assert_int_equal(ref.top_k, 8);
-    static const char *const bad[] = {"", "moor1", "moor2:h:i:3.2a:7:u8:1x1x1", "moor1:h:i:3:7:u8:1x1x1", "moor1:h:i:64.2a:7:u8:1x1x1",
-                                      "moor1:h:i:3.2a:7:u32:1x1x1", "moor1:h:i:3.2a:7:u8:1x1", "moor1:h:i:3.2a:7:u8:1x1x1x1",
-                                      "moor1:h:i:3.2a:-7:u8:1x1x1", "moor1:h:i:3.2a:g:u8:1x1x1", "moor1::i:3.2a:7:u8:1x1x1",
+    static const char *const bad[] = {"",
+                                      "moor1",
+                                      "moor2:h:i:3.2a:7:u8:1x1x1",
+                                      "moor1:h:i:3:7:u8:1x1x1",
+                                      "moor1:h:i:64.2a:7:u8:1x1x1",
+                                      "moor1:h:i:3.2a:7:u32:1x1x1",
+                                      "moor1:h:i:3.2a:7:u8:1x1",
+                                      "moor1:h:i:3.2a:7:u8:1x1x1x1",
+                                      "moor1:h:i:3.2a:-7:u8:1x1x1",
+                                      "moor1:h:i:3.2a:g:u8:1x1x1",
+                                      "moor1::i:3.2a:7:u8:1x1x1",
                                       "moor1:h:i:3.2a:7:u8:1x1x99999999999"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         assert_int_equal(moor_ref_parse(bad[i], strlen(bad[i]), &ref), MOOR_E_INVALID);

@@ -9,7 +9,8 @@ static moor_status fill(lab_store *lab, const char *id, const char *as, uint64_t
 {
     for (uint64_t row = 0; row < n; row++)
         for (uint32_t i = 0; i < LAB_LAYERS * LAB_K; i++)
-            delivered[row * LAB_LAYERS * LAB_K + i] = (uint8_t)lab_id(lab, as, start + row, i / LAB_K, i % LAB_K, epoch);
+            delivered[row * LAB_LAYERS * LAB_K + i] =
+                (uint8_t)lab_id(lab, as, start + row, i / LAB_K, i % LAB_K, epoch);
     moor_ids ids = {.data = delivered, .dtype = MOOR_DTYPE_U8, .tokens = (uint32_t)n * LAB_LAYERS, .top_k = LAB_K};
     return moor_records_fill(lab->records, id, (uint32_t)strlen(id), start, &ids, n, epoch);
 }
@@ -116,7 +117,10 @@ static void fill_refuses_wrong_shapes_and_ids(void **state)
     lab_open(&lab);
     moor_ids ids = {.data = delivered, .dtype = MOOR_DTYPE_U8, .tokens = 3 * LAB_LAYERS - 1, .top_k = LAB_K};
     assert_status(moor_records_fill(lab.records, "a", 1, 0, &ids, 3, 1), MOOR_E_INVALID);
-    ids = (moor_ids){.data = delivered, .dtype = MOOR_DTYPE_U8, .tokens = 3, .top_k = LAB_K * LAB_LAYERS}; /* a row a token is the same */
+    ids = (moor_ids){.data = delivered,
+                     .dtype = MOOR_DTYPE_U8,
+                     .tokens = 3,
+                     .top_k = LAB_K * LAB_LAYERS}; /* a row a token is the same */
     memset(delivered, 1, sizeof(delivered));
     assert_status(moor_records_fill(lab.records, "a", 1, 0, &ids, 3, 1), MOOR_OK);
     delivered[2 * LAB_LAYERS * LAB_K + 4 * LAB_K] = 200;

@@ -43,7 +43,13 @@ static void one_case(unsigned *seed, uint32_t dtype, uint32_t wide, uint32_t k, 
         if (token >= TOKENS)
             break;
     }
-    moor_narrow job = {.spans = spans, .n_spans = n, .k = k, .row_bytes = ROW, .column = COLUMN, .source = source, .token_bytes = stride_token * size,
+    moor_narrow job = {.spans = spans,
+                       .n_spans = n,
+                       .k = k,
+                       .row_bytes = ROW,
+                       .column = COLUMN,
+                       .source = source,
+                       .token_bytes = stride_token * size,
                        .k_bytes = stride_k * size};
     moor_narrow_fn fn = moor_narrow_pick(dtype, wide, !strided);
     assert_non_null(fn);
@@ -78,7 +84,8 @@ static void S1_3_avx2_kernels(void **state)
     (void)state;
     if (moor_isa_best() < MOOR_ISA_AVX2)
         skip();
-    assert_ptr_not_equal(moor_narrow_pick(MOOR_DTYPE_I32, 1, 1), moor_narrow_pick(MOOR_DTYPE_I32, 1, 0)); /* a kernel of its own */
+    assert_ptr_not_equal(moor_narrow_pick(MOOR_DTYPE_I32, 1, 1),
+                         moor_narrow_pick(MOOR_DTYPE_I32, 1, 0)); /* a kernel of its own */
     every_kernel(MOOR_ISA_AVX2);
 }
 
@@ -96,7 +103,9 @@ static void S1_3_avx512_kernels(void **state)
 static void S1_2_every_kernel_sees_an_id_out_of_range(void **state)
 {
     (void)state;
-    const int64_t bad[] = {256, 65536, 1 << 20, INT32_MAX, -1, -128, INT32_MIN, (int64_t)1 << 32, (int64_t)5 << 32 | 3, INT64_MIN, INT64_MAX};
+    const int64_t bad[] = {
+        256,       65536,    1 << 20, INT32_MAX, -1, -128, INT32_MIN, (int64_t)1 << 32, (int64_t)5 << 32 | 3,
+        INT64_MIN, INT64_MAX};
     uint8_t source[24 * 8], row[64];
     for (int isa = 0; isa <= moor_isa_best(); isa++) {
         moor_isa_force(isa);
@@ -109,10 +118,17 @@ static void S1_2_every_kernel_sees_an_id_out_of_range(void **state)
                         if (bad[b] > top || bad[b] < -top - 1 || (bad[b] >= 0 && bad[b] < experts))
                             continue;
                         for (uint32_t i = 0; i < 23; i++)
-                            put(source + i * moor_narrow_dtype_bytes((uint32_t)d), (uint32_t)d, i == at ? bad[b] : (int64_t)i);
+                            put(source + i * moor_narrow_dtype_bytes((uint32_t)d), (uint32_t)d,
+                                i == at ? bad[b] : (int64_t)i);
                         moor_span span = {row, 0, 1};
                         ptrdiff_t size = moor_narrow_dtype_bytes((uint32_t)d);
-                        moor_narrow job = {.spans = &span, .n_spans = 1, .k = 23, .row_bytes = 64, .source = source, .token_bytes = 23 * size, .k_bytes = size};
+                        moor_narrow job = {.spans = &span,
+                                           .n_spans = 1,
+                                           .k = 23,
+                                           .row_bytes = 64,
+                                           .source = source,
+                                           .token_bytes = 23 * size,
+                                           .k_bytes = size};
                         assert_true(moor_narrow_pick((uint32_t)d, wide, 1)(&job) >= (uint64_t)experts);
                     }
                 }
@@ -154,7 +170,8 @@ static void round_trip(uint32_t experts, const uint32_t *values, uint32_t n, uin
 static void S1_3_boundary_ids_survive_exactly(void **state)
 {
     (void)state;
-    const uint32_t narrow[] = {0, 1, 127, 128, 254, 255}, wide[] = {0, 255, 256, 383, 511, 895, 32767, 32768, 65534, 65535};
+    const uint32_t narrow[] = {0, 1, 127, 128, 254, 255},
+                   wide[] = {0, 255, 256, 383, 511, 895, 32767, 32768, 65534, 65535};
     for (size_t d = 0; d < sizeof(dtypes) / sizeof(dtypes[0]); d++) {
         round_trip(256, narrow, 6, dtypes[d]);
         if (dtypes[d] == MOOR_DTYPE_U8)
@@ -213,7 +230,8 @@ static void S1_3_strided_captures_are_read_by_their_strides(void **state)
     for (int token = 0; token < 5; token++)
         for (int k = 0; k < LAB_K; k++)
             source[k * 5 + token] = 10 * token + k;
-    moor_ids ids = {.data = source, .dtype = MOOR_DTYPE_I64, .tokens = 3, .top_k = LAB_K, .stride_token = 1, .stride_k = 5};
+    moor_ids ids = {
+        .data = source, .dtype = MOOR_DTYPE_I64, .tokens = 3, .top_k = LAB_K, .stride_token = 1, .stride_k = 5};
     assert_status(moor_records_capture(lab.records, 0, &ids), MOOR_OK);
     assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_OK);
     assert_status(lab_seal(&lab, "a", 3), MOOR_OK);

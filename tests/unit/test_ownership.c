@@ -16,7 +16,8 @@ static moor_handle handle_of(lab_store *lab, const char *id)
 static void S2_the_table(void **state)
 {
     (void)state;
-    const moor_action R = MOOR_ACTION_FREE, D = MOOR_ACTION_DETACH, L = MOOR_ACTION_LEASE, N = MOOR_ACTION_NOTHING, E = MOOR_ACTION_END_LEASES;
+    const moor_action R = MOOR_ACTION_FREE, D = MOOR_ACTION_DETACH, L = MOOR_ACTION_LEASE, N = MOOR_ACTION_NOTHING,
+                      E = MOOR_ACTION_END_LEASES;
     struct {
         uint32_t event;
         moor_action none, rollout, trace_store;
@@ -55,7 +56,8 @@ static void S2_1_reset_frees_a_rollout_and_detaches_a_trace(void **state)
     assert_status(moor_records_event(lab.records, trace, MOOR_EVENT_DISCARD), MOOR_OK);
     assert_status(moor_records_lease(lab.records, trace), MOOR_OK);
     assert_status(moor_records_unlease(lab.records, trace), MOOR_OK);
-    assert_status(moor_records_event(lab.records, trace, MOOR_EVENT_SESSION_RELEASED), MOOR_OK); /* goes with its session */
+    assert_status(moor_records_event(lab.records, trace, MOOR_EVENT_SESSION_RELEASED),
+                  MOOR_OK); /* goes with its session */
     assert_status(moor_records_lease(lab.records, trace), MOOR_E_STALE);
     lab_run(&lab, "x", 4, 2);
     assert_status(moor_records_event(lab.records, handle_of(&lab, "x"), MOOR_EVENT_SESSION_RELEASED), MOOR_OK);
@@ -107,7 +109,7 @@ static void S2_3_free_twice_is_a_no_op_that_says_so(void **state)
     moor_handle handle = view->handle;
     lab_unview(&lab, view);
     assert_status(moor_records_event(lab.records, handle, MOOR_EVENT_DISCARD), MOOR_E_STALE); /* gone */
-    lab_run(&lab, "b", 6, 3); /* takes the slot over */
+    lab_run(&lab, "b", 6, 3);                                                                 /* takes the slot over */
     moor_handle next = handle_of(&lab, "b");
     assert_int_equal((uint32_t)next, (uint32_t)handle);
     assert_status(moor_records_event(lab.records, handle, MOOR_EVENT_DISCARD), MOOR_E_STALE);
@@ -199,7 +201,8 @@ static void S1_22_records_that_nobody_opens_are_freed_by_the_keep_policy(void **
     assert_status(moor_records_open(lab.records, 1, "old", 3, 0, 0, &none), MOOR_E_NOT_FOUND);
     lab_unview(&lab, lab_view(&lab, "trace"));
     lab_unview(&lab, leased);
-    assert_int_equal(moor_records_expire(lab.records, moor_now_ns() + 9000000000u), 0); /* counted from the last close */
+    assert_int_equal(moor_records_expire(lab.records, moor_now_ns() + 9000000000u),
+                     0); /* counted from the last close */
     assert_int_equal(moor_records_expire(lab.records, moor_now_ns() + 11000000000u), 1);
     lab_assert_empty(&lab);
     lab_close(&lab);
@@ -270,8 +273,10 @@ static void an_id_of_several_records_is_ambiguous_and_open_all_orders_them(void 
     const char *core[] = {"cmpl-x-0-cccccccc", "1_cmpl-x-0-aaaaaaaa", "2_cmpl-x-0-bbbbbbbb"};
     /* Told before its first step, in any order. */
     for (int i = 2; i >= 0; i--) {
-        assert_status(moor_records_alias(lab.records, core[i], (uint32_t)strlen(core[i]), "cmpl-x", 6, (uint32_t)i), MOOR_OK);
-        assert_status(moor_records_alias(lab.records, core[i], (uint32_t)strlen(core[i]), "cmpl-x", 6, (uint32_t)i), MOOR_OK);
+        assert_status(moor_records_alias(lab.records, core[i], (uint32_t)strlen(core[i]), "cmpl-x", 6, (uint32_t)i),
+                      MOOR_OK);
+        assert_status(moor_records_alias(lab.records, core[i], (uint32_t)strlen(core[i]), "cmpl-x", 6, (uint32_t)i),
+                      MOOR_OK);
     }
     moor_view *view = NULL;
     moor_view **views = NULL;
@@ -336,7 +341,8 @@ static void S2_7_live_bytes_return_to_zero_in_any_order(void **state)
             m->rows = 3 + (uint32_t)rand_r(&seed) % 60;
             m->owner = MOOR_OWNER_ROLLOUT;
             const int32_t kv[] = {rand_r(&seed) % 200, rand_r(&seed) % 200};
-            lab_request request = {.id = m->id, .start = rand_r(&seed) % 2 ? 8 : 0, .count = m->rows, .kv = kv, .n_kv = 2};
+            lab_request request = {
+                .id = m->id, .start = rand_r(&seed) % 2 ? 8 : 0, .count = m->rows, .kv = kv, .n_kv = 2};
             m->rows += (uint32_t)request.start;
             lab_step(&lab, &request, 1);
             assert_status(lab_seal(&lab, m->id, m->rows), MOOR_OK);
@@ -351,7 +357,9 @@ static void S2_7_live_bytes_return_to_zero_in_any_order(void **state)
             }
             m->leases[client] += !m->freed;
         } else if (what < 5 && m->leases[client]) {
-            assert_status(client ? moor_records_close(lab.records, (uint64_t)client, m->handle) : moor_records_unlease(lab.records, m->handle), MOOR_OK);
+            assert_status(client ? moor_records_close(lab.records, (uint64_t)client, m->handle)
+                                 : moor_records_unlease(lab.records, m->handle),
+                          MOOR_OK);
             m->leases[client]--;
         } else if (what == 5) {
             uint32_t owner = (uint32_t)rand_r(&seed) % 3;
@@ -384,7 +392,7 @@ static void S2_7_live_bytes_return_to_zero_in_any_order(void **state)
         assert_int_equal(stats.leases, leases);
     }
     for (int i = 0; i < N; i++) {
-        while (all[i].leases[0]--  > 0)
+        while (all[i].leases[0]-- > 0)
             assert_status(moor_records_unlease(lab.records, all[i].handle), MOOR_OK);
     }
     for (uint64_t client = 1; client < 4; client++)

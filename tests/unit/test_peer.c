@@ -174,8 +174,11 @@ static void leases_end_with_the_peer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(a_seal_between_look_and_sleep_is_not_missed), TEST(deadlines_are_kept_each), TEST(waiting_opens_are_bounded),
-        TEST(a_second_greeting_ends_the_connection),       TEST(leases_end_with_the_peer),
+        TEST(a_seal_between_look_and_sleep_is_not_missed),
+        TEST(deadlines_are_kept_each),
+        TEST(waiting_opens_are_bounded),
+        TEST(a_second_greeting_ends_the_connection),
+        TEST(leases_end_with_the_peer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

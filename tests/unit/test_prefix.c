@@ -113,9 +113,16 @@ static void S1_15_rows_from_outside_and_unknown_blocks_are_missing(void **state)
         const char *id;
         const int32_t *kv;
         uint32_t n_kv, flags;
-    } cases[] = {{"unproven", eight, 5, MOOR_STEP_PREFIX_UNPROVEN}, {"no blocks", NULL, 0, 0}, {"never written", eight + 4, 4, 0}};
+    } cases[] = {{"unproven", eight, 5, MOOR_STEP_PREFIX_UNPROVEN},
+                 {"no blocks", NULL, 0, 0},
+                 {"never written", eight + 4, 4, 0}};
     for (int i = 0; i < 3; i++) {
-        lab_request b = {.id = cases[i].id, .start = 12, .count = 3, .kv = cases[i].kv, .n_kv = cases[i].n_kv, .flags = cases[i].flags};
+        lab_request b = {.id = cases[i].id,
+                         .start = 12,
+                         .count = 3,
+                         .kv = cases[i].kv,
+                         .n_kv = cases[i].n_kv,
+                         .flags = cases[i].flags};
         lab_step(&lab, &b, 1);
         assert_status(lab_seal(&lab, b.id, 15), MOOR_OK);
         moor_view *view = lab_view(&lab, b.id);
@@ -235,7 +242,8 @@ static void S1_15_a_preempted_request_that_hits_its_own_blocks_keeps_its_rows(vo
     lab.epoch = 2;
     lab_request b = prompt_of("b", 0, 16, (const int32_t[]){30, 31, 32, 33}, 4);
     lab_step(&lab, &b, 1); /* meanwhile another one computes the same prompt */
-    a = prompt_of("a", 12, 6, (const int32_t[]){10, 11, 32, 33, 34}, 5); /* a comes back with a hit beyond its own rows */
+    a = prompt_of("a", 12, 6, (const int32_t[]){10, 11, 32, 33, 34},
+                  5); /* a comes back with a hit beyond its own rows */
     lab_step(&lab, &a, 1);
     assert_status(lab_seal(&lab, "a", 18), MOOR_OK);
     moor_view *view = lab_view(&lab, "a");
@@ -268,7 +276,11 @@ static void S1_16_siblings_store_the_prompt_once(void **state)
         for (int i = 0; i < SHARED + 64; i++)
             kv[s][i] = i < SHARED && s ? kv[0][i] : next++;
         /* All in one step: the others hit blocks that the first one computes in this very step. */
-        group[s] = (lab_request){.id = id[s], .start = s ? PROMPT - LAB_BLOCK : 0, .count = s ? LAB_BLOCK : PROMPT, .kv = kv[s], .n_kv = SHARED,
+        group[s] = (lab_request){.id = id[s],
+                                 .start = s ? PROMPT - LAB_BLOCK : 0,
+                                 .count = s ? LAB_BLOCK : PROMPT,
+                                 .kv = kv[s],
+                                 .n_kv = SHARED,
                                  .hint = PROMPT + COMPLETION};
         if (s) /* vLLM computes the last block of a full hit anew */
             kv[s][SHARED - 1] = next++;
@@ -370,7 +382,8 @@ static void KV_index_refuses_what_it_cannot_hold(void **state)
     assert_status(moor_records_kv_handed_out(lab.records, wrong, 4), MOOR_E_RANGE);
     assert_text("-1");
     assert_text("256 blocks");
-    lab_request a = prompt_of("a", 0, 8, (const int32_t[]){255, 256}, 2); /* a block beyond the index is no block of it */
+    lab_request a =
+        prompt_of("a", 0, 8, (const int32_t[]){255, 256}, 2); /* a block beyond the index is no block of it */
     lab_step(&lab, &a, 1);
     assert_int_equal(lab_stats(&lab).kv_entries, 1);
     lab_assert_empty(&lab);

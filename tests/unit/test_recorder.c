@@ -93,15 +93,21 @@ static void S1_12_the_same_rows_from_every_layout(void **state)
     const uint32_t counts[DP] = {3, 0, 5, 2};
     /* Sequence-parallel shards of two ranks each, rounded up: 2+2, 0+0, 3+3, 1+1. */
     const uint32_t shards[DP * TP] = {2, 2, 0, 0, 3, 3, 1, 1};
-    const moor_dp_layout plain = {.tokens_per_dp = counts}, sharded = {.tokens_per_dp = counts, .shard_sizes = shards, .n_shards = DP * TP};
+    const moor_dp_layout plain = {.tokens_per_dp = counts},
+                         sharded = {.tokens_per_dp = counts, .shard_sizes = shards, .n_shards = DP * TP};
     const struct {
         const char *id;
         uint32_t tokens, ours;
         const moor_dp_layout *dp;
     } layouts[] = {
-        {"no data parallel", 5, 0, NULL},    {"all ranks", 10, 3, &plain},        {"only ours", 5, 0, &plain},
-        {"all shards", 12, 4, &sharded},     {"our shards", 6, 0, &sharded},      {"our shards, sizes unknown", 6, 0, &plain},
-        {"all ranks, sharded", 10, 3, &sharded}, {"only ours, sharded", 5, 0, &sharded},
+        {"no data parallel", 5, 0, NULL},
+        {"all ranks", 10, 3, &plain},
+        {"only ours", 5, 0, &plain},
+        {"all shards", 12, 4, &sharded},
+        {"our shards", 6, 0, &sharded},
+        {"our shards, sizes unknown", 6, 0, &plain},
+        {"all ranks, sharded", 10, 3, &sharded},
+        {"only ours, sharded", 5, 0, &sharded},
     };
     for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
         assert_status(begin(&h, layouts[i].id, 0, LOCAL), MOOR_OK);
@@ -121,7 +127,8 @@ static void S1_12_any_other_count_is_an_error_naming_the_numbers(void **state)
     host_open(&h);
     const uint32_t counts[DP] = {3, 0, 5, 2};
     const uint32_t shards[DP * TP] = {2, 2, 0, 0, 3, 3, 1, 1};
-    const moor_dp_layout plain = {.tokens_per_dp = counts}, sharded = {.tokens_per_dp = counts, .shard_sizes = shards, .n_shards = DP * TP};
+    const moor_dp_layout plain = {.tokens_per_dp = counts},
+                         sharded = {.tokens_per_dp = counts, .shard_sizes = shards, .n_shards = DP * TP};
     const uint32_t wrong[] = {1, 3, 4, 7, 8, 9, 11, 12, 20};
     assert_status(begin(&h, "a", 0, LOCAL), MOOR_OK);
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
@@ -155,7 +162,8 @@ static void S1_6_rows_carry_the_epoch_of_their_step_and_mark_it_used(void **stat
         assert_int_equal(atomic_load(&h.process.state->weights.used_epoch), moor_weights_epoch(&h.process));
         assert_status(capture(&h, 0, LOCAL, 0, NULL), MOOR_OK);
         if (i == 0)
-            assert_status(moor_weights_touched(&h.process, MOOR_WEIGHTS_LOAD, "test"), MOOR_OK); /* in the middle of a step */
+            assert_status(moor_weights_touched(&h.process, MOOR_WEIGHTS_LOAD, "test"),
+                          MOOR_OK); /* in the middle of a step */
         assert_status(capture(&h, 1, LOCAL, 0, NULL), MOOR_OK);
         assert_status(moor_step_commit(h.store, NULL, 0), MOOR_OK);
     }

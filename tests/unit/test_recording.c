@@ -44,7 +44,9 @@ static void S1_1_surplus_of_an_abort_is_dropped_and_committed_rows_kept(void **s
     lab_one(&lab, "p", 0, 8); /* chunked prefill, aborted with a step in flight */
     lab_request chunk = {.id = "p", .start = 8, .count = 8};
     assert_status(lab_begin(&lab, &chunk, 1), MOOR_OK);
-    assert_status(moor_seal_push(lab.ring, moor_id_hash("p", 1), (moor_hash128){0, 0}, 0, MOOR_SEAL_COMMITTED | MOOR_SEAL_ABORTED), MOOR_OK);
+    assert_status(moor_seal_push(lab.ring, moor_id_hash("p", 1), (moor_hash128){0, 0}, 0,
+                                 MOOR_SEAL_COMMITTED | MOOR_SEAL_ABORTED),
+                  MOOR_OK);
     assert_int_equal(moor_records_drain(lab.records), 1);
     assert_status(moor_records_open(lab.records, 1, "p", 1, 0, 0, &view), MOOR_E_TIMEOUT);
     lab_capture(&lab, &chunk, 1);
@@ -466,7 +468,8 @@ static void S1_17_rows_go_on_in_the_record_that_lost_some(void **state)
     lab_store lab;
     lab_open(&lab);
     lab_one(&lab, "a", 0, 5);
-    for (uint64_t n = 1; n <= 2; n++) { /* the 64 rows of the first block are used up; growing and a new block both fail */
+    for (uint64_t n = 1; n <= 2;
+         n++) { /* the 64 rows of the first block are used up; growing and a new block both fail */
         lab_one(&lab, "a", 5 + (n - 1), 1);
     }
     lab_request request = {.id = "b", .count = 50};
@@ -552,7 +555,7 @@ static void S1_22_steps_under_way_after_the_seal_make_no_second_record(void **st
     lab_open(&lab);
     lab_one(&lab, "a", 0, 4);
     assert_status(lab_seal(&lab, "a", 4), MOOR_OK);
-    lab_one(&lab, "a", 4, 1); /* scheduled before the seal */
+    lab_one(&lab, "a", 4, 1);              /* scheduled before the seal */
     moor_view *view = lab_view(&lab, "a"); /* not ambiguous */
     assert_int_equal(view->rows, 4);
     lab_unview(&lab, view);

@@ -65,7 +65,8 @@ static void an_entry_that_two_laps_wrote_at_once_is_void(void **state)
     assert_int_equal(moor_records_drain(lab.records), 1);
     assert_int_equal(lab_stats(&lab).seals_torn, 1);
     moor_view *view = NULL;
-    assert_status(moor_records_open(lab.records, 1, "a", 1, 0, 0, &view), MOOR_E_TIMEOUT); /* the worker's notice will seal it */
+    assert_status(moor_records_open(lab.records, 1, "a", 1, 0, 0, &view),
+                  MOOR_E_TIMEOUT); /* the worker's notice will seal it */
     lab_unview(&lab, lab_view(&lab, "b"));
     lab_assert_empty(&lab);
     lab_close(&lab);
@@ -118,7 +119,8 @@ static void producers_at_once_lose_nothing(void **state)
     }
     for (int i = 0; i < PRODUCERS; i++)
         pthread_join(threads[i], NULL);
-    assert_int_equal(lab.sealed_events, PRODUCERS * EACH); /* none lost, not even that of a producer that slept too long */
+    assert_int_equal(lab.sealed_events,
+                     PRODUCERS * EACH); /* none lost, not even that of a producer that slept too long */
     lab_close(&lab);
 }
 

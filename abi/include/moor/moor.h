@@ -53,8 +53,8 @@ enum {
     MOOR_E_CLOSED = -18,    /* the connection or object is closed */
     MOOR_E_FORKED = -19,    /* the object belongs to the parent process */
     MOOR_E_UNSUPPORTED = -20,
-    MOOR_E_RANGE = -21,     /* an expert id ≥ num_experts, a row or layer out of range */
-    MOOR_E_CORRUPT = -22    /* a file or message fails its checks */
+    MOOR_E_RANGE = -21,  /* an expert id ≥ num_experts, a row or layer out of range */
+    MOOR_E_CORRUPT = -22 /* a file or message fails its checks */
 };
 
 /* Services of the host. All members may be NULL. Called from any thread, never with a Moor lock held. */
@@ -66,7 +66,10 @@ typedef struct moor_host {
     uint64_t (*now_ns)(void *user); /* monotonic; NULL → CLOCK_MONOTONIC */
     uint64_t reserved[4];
 } moor_host;
-#define MOOR_HOST_INIT {sizeof(moor_host), 1, NULL, NULL, NULL, {0}}
+#define MOOR_HOST_INIT                                                                                                 \
+    {                                                                                                                  \
+        .size = sizeof(moor_host), .version = 1                                                                        \
+    }
 
 /* ---- configuration -------------------------------------------------------------------------------------------- */
 
@@ -93,17 +96,20 @@ typedef struct moor_config_values {
     uint64_t escalate_free_bytes, bucket_bytes;
     uint64_t reserved[8];
 } moor_config_values;
-#define MOOR_CONFIG_VALUES_INIT {.size = sizeof(moor_config_values), .version = 1}
+#define MOOR_CONFIG_VALUES_INIT                                                                                        \
+    {                                                                                                                  \
+        .size = sizeof(moor_config_values), .version = 1                                                               \
+    }
 
 /* ---- process and instance ------------------------------------------------------------------------------------- */
 
 typedef struct moor_process moor_process; /* this process' membership in an instance */
 
 enum { /* roles, a bit set: a single-process engine has several */
-    MOOR_ROLE_FRONTEND = 1,
-    MOOR_ROLE_CORE = 2,
-    MOOR_ROLE_WORKER = 4,
-    MOOR_ROLE_CONSUMER = 8
+       MOOR_ROLE_FRONTEND = 1,
+       MOOR_ROLE_CORE = 2,
+       MOOR_ROLE_WORKER = 4,
+       MOOR_ROLE_CONSUMER = 8
 };
 
 typedef struct moor_process_args {
@@ -113,7 +119,10 @@ typedef struct moor_process_args {
     uint32_t roles, rank, world_size, dp_rank;
     uint64_t reserved[6];
 } moor_process_args;
-#define MOOR_PROCESS_ARGS_INIT {.size = sizeof(moor_process_args), .version = 1, .world_size = 1}
+#define MOOR_PROCESS_ARGS_INIT                                                                                         \
+    {                                                                                                                  \
+        .size = sizeof(moor_process_args), .version = 1, .world_size = 1                                               \
+    }
 
 /* ---- recording ------------------------------------------------------------------------------------------------ */
 
@@ -135,21 +144,28 @@ typedef struct moor_store_args {
     uint64_t arena_bytes; /* 0 → configuration */
     uint64_t reserved[8];
 } moor_store_args;
-#define MOOR_STORE_ARGS_INIT {.size = sizeof(moor_store_args), .version = 1, .dp_size = 1, .tp_size = 1}
+#define MOOR_STORE_ARGS_INIT                                                                                           \
+    {                                                                                                                  \
+        .size = sizeof(moor_store_args), .version = 1, .dp_size = 1, .tp_size = 1                                      \
+    }
 
 /* One request of a step, in batch order: `count` tokens from position `start`. */
 typedef struct moor_step_request {
     const char *id; /* the engine core's id; copied when the record is created */
     uint32_t id_len;
     uint32_t count; /* tokens of this request in the step */
-    uint64_t start; /* position of the first one; > rows known → rows between come from the KV-slot index or are missing */
-    uint32_t spec;  /* how many of the last `count` tokens are speculative (acceptance unknown until commit) */
+    uint64_t
+        start; /* position of the first one; > rows known → rows between come from the KV-slot index or are missing */
+    uint32_t spec; /* how many of the last `count` tokens are speculative (acceptance unknown until commit) */
     uint32_t n_kv_blocks;
-    const int32_t *kv_blocks; /* [n_kv_blocks] the request's KV blocks from position 0; read during step_begin only; may be NULL */
-    uint32_t rows_hint;       /* rows the request may reach (prompt + max new tokens), 0 = unknown */
-    uint32_t flags;           /* MOOR_STEP_* */
+    const int32_t *
+        kv_blocks; /* [n_kv_blocks] the request's KV blocks from position 0; read during step_begin only; may be NULL */
+    uint32_t rows_hint; /* rows the request may reach (prompt + max new tokens), 0 = unknown */
+    uint32_t flags;     /* MOOR_STEP_* */
 } moor_step_request;
-enum { MOOR_STEP_PREFIX_UNPROVEN = 1 }; /* the cached prefix may come from outside this worker: rows are missing unless proven */
+enum {
+    MOOR_STEP_PREFIX_UNPROVEN = 1
+}; /* the cached prefix may come from outside this worker: rows are missing unless proven */
 
 /* The ids that one MoE layer chose. Read during the call only; may be reused when it returns. */
 typedef struct moor_ids {
@@ -162,15 +178,15 @@ typedef struct moor_ids {
 /* How a capture's tokens map to this rank's, for data parallel layouts (SEMANTICS 1.12). */
 typedef struct moor_dp_layout {
     const uint32_t *tokens_per_dp; /* [dp_size] local token counts of all ranks */
-    const uint32_t *shard_sizes;   /* [n_shards] sequence-parallel shard sizes, padded, DP-major; NULL when not sharded */
+    const uint32_t *shard_sizes; /* [n_shards] sequence-parallel shard sizes, padded, DP-major; NULL when not sharded */
     uint32_t n_shards;
     uint32_t reserved;
 } moor_dp_layout;
 
-enum {                       /* seal flags */
-    MOOR_SEAL_ABORTED = 1,   /* status only */
-    MOOR_SEAL_COMMITTED = 2, /* rows_expected unknown: what the last step in flight committed */
-    MOOR_SEAL_ERROR = 4
+enum {                          /* seal flags */
+       MOOR_SEAL_ABORTED = 1,   /* status only */
+       MOOR_SEAL_COMMITTED = 2, /* rows_expected unknown: what the last step in flight committed */
+       MOOR_SEAL_ERROR = 4
 };
 
 /* ---- ownership ------------------------------------------------------------------------------------------------ */
@@ -198,8 +214,15 @@ typedef struct moor_version_run {
     const char *label;     /* the caller's label of that epoch, "" when none */
 } moor_version_run;
 
-enum { MOOR_REASON_NONE = 0, MOOR_REASON_ARENA_FULL = 1, MOOR_REASON_LAYER_MISSING = 2, MOOR_REASON_PREFIX_UNKNOWN = 4,
-       MOOR_REASON_SHORT = 8, MOOR_REASON_STEP_FAILED = 16, MOOR_REASON_VALIDATION = 32 }; /* why rows are missing, a bit set */
+enum {
+    MOOR_REASON_NONE = 0,
+    MOOR_REASON_ARENA_FULL = 1,
+    MOOR_REASON_LAYER_MISSING = 2,
+    MOOR_REASON_PREFIX_UNKNOWN = 4,
+    MOOR_REASON_SHORT = 8,
+    MOOR_REASON_STEP_FAILED = 16,
+    MOOR_REASON_VALIDATION = 32
+}; /* why rows are missing, a bit set */
 
 typedef struct moor_record_info {
     uint32_t size, version;
@@ -208,16 +231,22 @@ typedef struct moor_record_info {
     moor_handle handle;
     uint64_t rows, missing_rows;
     uint32_t owner, layers, model_layers, top_k, num_experts, dtype; /* dtype: MOOR_DTYPE_U8 or _U16 */
-    const int32_t *layer_ids; /* [layers] */
+    const int32_t *layer_ids;                                        /* [layers] */
     uint32_t n_segments, n_versions, reasons, store_index;
-    const moor_segment *segments; /* [n_segments] in row order, together exactly rows 0…rows-1, missing ranges included */
+    const moor_segment
+        *segments; /* [n_segments] in row order, together exactly rows 0…rows-1, missing ranges included */
     const moor_version_run *versions;
     uint64_t dropped_rows; /* recomputed rows that lost against the first accepted ones */
     uint64_t reserved[4];
 } moor_record_info;
-#define MOOR_RECORD_INFO_INIT {.size = sizeof(moor_record_info), .version = 1}
+#define MOOR_RECORD_INFO_INIT                                                                                          \
+    {                                                                                                                  \
+        .size = sizeof(moor_record_info), .version = 1                                                                 \
+    }
 
-enum { MOOR_OPEN_PREFIX = 1 }; /* rows 0…rows-1 of a request that is perhaps not sealed; for delivery by the engine itself */
+enum {
+    MOOR_OPEN_PREFIX = 1
+}; /* rows 0…rows-1 of a request that is perhaps not sealed; for delivery by the engine itself */
 
 /* ---- gate ----------------------------------------------------------------------------------------------------- */
 
@@ -238,7 +267,10 @@ typedef struct moor_receipt {
     char request_id[96]; /* cut to 95 bytes */
     uint64_t reserved[2];
 } moor_receipt;
-#define MOOR_RECEIPT_INIT {.size = sizeof(moor_receipt), .version = 1}
+#define MOOR_RECEIPT_INIT                                                                                              \
+    {                                                                                                                  \
+        .size = sizeof(moor_receipt), .version = 1                                                                     \
+    }
 
 typedef struct moor_gate_status {
     uint32_t size, version;
@@ -248,24 +280,37 @@ typedef struct moor_gate_status {
     char label[64], poison_reason[192];
     uint64_t reserved[4];
 } moor_gate_status;
-#define MOOR_GATE_STATUS_INIT {.size = sizeof(moor_gate_status), .version = 1}
+#define MOOR_GATE_STATUS_INIT                                                                                          \
+    {                                                                                                                  \
+        .size = sizeof(moor_gate_status), .version = 1                                                                 \
+    }
 
 /* ---- weights and cleanup -------------------------------------------------------------------------------------- */
 
-enum { /* how a weight change was seen, counted per kind */
-    MOOR_WEIGHTS_UPDATE = 0,  /* the engine's own update call */
-    MOOR_WEIGHTS_RPC = 1,     /* collective_rpc of a method Moor does not know to be harmless */
-    MOOR_WEIGHTS_LOAD = 2,    /* load_weights of the loaded model */
-    MOOR_WEIGHTS_RELOAD = 3,
-    MOOR_WEIGHTS_LORA = 4,
-    MOOR_WEIGHTS_KINDS = 5
+enum {                          /* how a weight change was seen, counted per kind */
+       MOOR_WEIGHTS_UPDATE = 0, /* the engine's own update call */
+       MOOR_WEIGHTS_RPC = 1,    /* collective_rpc of a method Moor does not know to be harmless */
+       MOOR_WEIGHTS_LOAD = 2,   /* load_weights of the loaded model */
+       MOOR_WEIGHTS_RELOAD = 3,
+       MOOR_WEIGHTS_LORA = 4,
+       MOOR_WEIGHTS_KINDS = 5
 };
 enum { /* cleanup phases */
-    MOOR_PHASE_BEFORE_WEIGHTS = 0, MOOR_PHASE_TRANSFER = 1, MOOR_PHASE_AFTER_WEIGHTS = 2, MOOR_PHASE_BEFORE_KV = 3, MOOR_PHASES = 4
+       MOOR_PHASE_BEFORE_WEIGHTS = 0,
+       MOOR_PHASE_TRANSFER = 1,
+       MOOR_PHASE_AFTER_WEIGHTS = 2,
+       MOOR_PHASE_BEFORE_KV = 3,
+       MOOR_PHASES = 4
 };
 enum { /* what happened in a phase */
-    MOOR_CLEAN_GC = 0, MOOR_CLEAN_GC_SUPPRESSED = 1, MOOR_CLEAN_EMPTY_CACHE = 2, MOOR_CLEAN_EMPTY_CACHE_SKIPPED = 3,
-    MOOR_CLEAN_SYNCHRONIZE = 4, MOOR_CLEAN_ESCALATED = 5, MOOR_CLEAN_RETRY = 6, MOOR_CLEAN_KINDS = 7
+       MOOR_CLEAN_GC = 0,
+       MOOR_CLEAN_GC_SUPPRESSED = 1,
+       MOOR_CLEAN_EMPTY_CACHE = 2,
+       MOOR_CLEAN_EMPTY_CACHE_SKIPPED = 3,
+       MOOR_CLEAN_SYNCHRONIZE = 4,
+       MOOR_CLEAN_ESCALATED = 5,
+       MOOR_CLEAN_RETRY = 6,
+       MOOR_CLEAN_KINDS = 7
 };
 
 /* ---- barrier -------------------------------------------------------------------------------------------------- */
@@ -278,7 +323,10 @@ typedef struct moor_barrier_result {
     char text[512]; /* names of the ranks missing and the holders (label, pid, bytes) */
     uint64_t reserved[2];
 } moor_barrier_result;
-#define MOOR_BARRIER_RESULT_INIT {.size = sizeof(moor_barrier_result), .version = 1}
+#define MOOR_BARRIER_RESULT_INIT                                                                                       \
+    {                                                                                                                  \
+        .size = sizeof(moor_barrier_result), .version = 1                                                              \
+    }
 
 /* ---- the table ------------------------------------------------------------------------------------------------ */
 
@@ -307,7 +355,8 @@ typedef struct moor_api {
     const moor_config *(*process_config)(const moor_process *process);
     const char *(*process_instance)(const moor_process *process); /* name */
     const char *(*process_dir)(const moor_process *process);      /* <dir>/<instance> */
-    void (*log)(moor_process *process, int level, const char *text); /* filtered by the configured level; process may be NULL */
+    void (*log)(moor_process *process, int level,
+                const char *text); /* filtered by the configured level; process may be NULL */
 
     /* Store (worker that owns an arena). store_open makes region, arena, socket and server thread. */
     moor_status (*store_open)(moor_process *process, const moor_store_args *args, moor_store **out);
@@ -329,15 +378,18 @@ typedef struct moor_api {
     /* The worker's own notice that requests are finished: the fallback seal, rows = what is committed. */
     moor_status (*request_finished)(moor_store *store, const char *id, uint32_t id_len);
     /* A further id by which a record is found; index orders open_many. Recorder thread or any. */
-    moor_status (*request_alias)(moor_store *store, const char *id, uint32_t id_len, const char *alias, uint32_t alias_len, uint32_t index);
+    moor_status (*request_alias)(moor_store *store, const char *id, uint32_t id_len, const char *alias,
+                                 uint32_t alias_len, uint32_t index);
     /* Rows delivered from outside (external fill, disaggregation, resumption): positions start…start+rows-1, [rows][layers][top_k].
      * A resumption may be short of the history by one row; by two is MOOR_E_RANGE with both numbers. Longer wins (1.7, 1.8). */
-    moor_status (*request_fill)(moor_store *store, const char *id, uint32_t id_len, uint64_t start, const moor_ids *rows_as_ids, uint64_t rows);
+    moor_status (*request_fill)(moor_store *store, const char *id, uint32_t id_len, uint64_t start,
+                                const moor_ids *rows_as_ids, uint64_t rows);
     moor_status (*truncate)(moor_store *store, const char *id, uint32_t id_len, uint64_t rows, uint64_t min_rows);
 
     /* Seal, from the engine core (any process of the instance): lock-free ring in the state, no syscall; a full ring is
      * counted and the worker's notice takes over. rows_expected = tokens that went through the model (SEMANTICS 1.1). */
-    moor_status (*seal)(moor_process *process, uint32_t store_index, const char *id, uint32_t id_len, uint64_t rows_expected, uint32_t flags);
+    moor_status (*seal)(moor_process *process, uint32_t store_index, const char *id, uint32_t id_len,
+                        uint64_t rows_expected, uint32_t flags);
 
     /* Ownership inside the owning process. lease/unlease are lock-free. event applies the one policy function.
      * free of a freed record: MOOR_E_STALE, nothing done. */
@@ -353,16 +405,21 @@ typedef struct moor_api {
     void (*detach)(moor_client *client); /* records opened from it stay readable; their leases end here */
     const char *(*client_instance)(const moor_client *client);
     /* Opens the sealed record that `id` means (core id, external id, HTTP id) and leases it. flags/rows: MOOR_OPEN_PREFIX. */
-    moor_status (*open)(moor_client *client, const char *id, uint32_t id_len, double timeout, uint32_t flags, uint64_t rows, moor_record **out);
+    moor_status (*open)(moor_client *client, const char *id, uint32_t id_len, double timeout, uint32_t flags,
+                        uint64_t rows, moor_record **out);
     /* All records of an id, in index order. *out is an array of *n records, freed with records_free. */
-    moor_status (*open_all)(moor_client *client, const char *id, uint32_t id_len, double timeout, moor_record ***out, uint32_t *n);
+    moor_status (*open_all)(moor_client *client, const char *id, uint32_t id_len, double timeout, moor_record ***out,
+                            uint32_t *n);
     void (*records_free)(moor_record **records, uint32_t n); /* the array only */
-    moor_status (*resolve)(const char *ref, size_t ref_len, double timeout, moor_record **out); /* attaches by itself, cached */
+    moor_status (*resolve)(const char *ref, size_t ref_len, double timeout,
+                           moor_record **out); /* attaches by itself, cached */
     moor_status (*record_info)(const moor_record *record, moor_record_info *out);
     /* Copies rows start…stop-1. model_layout: columns are all model_layers, dense ones 0. dst_dtype any of the five.
      * mask: NULL, or [stop-start] bytes, 1 = present; with mask NULL missing rows → MOOR_E_INCOMPLETE, nothing written. */
-    moor_status (*record_copy)(const moor_record *record, uint64_t start, uint64_t stop, int model_layout, uint32_t dst_dtype, void *dst, size_t dst_bytes, uint8_t *mask);
-    moor_status (*record_ref)(const moor_record *record, char *buf, size_t size); /* moor1:HOST:INSTANCE:STORE:HANDLE:DTYPE:RxLxK */
+    moor_status (*record_copy)(const moor_record *record, uint64_t start, uint64_t stop, int model_layout,
+                               uint32_t dst_dtype, void *dst, size_t dst_bytes, uint8_t *mask);
+    moor_status (*record_ref)(const moor_record *record, char *buf,
+                              size_t size); /* moor1:HOST:INSTANCE:STORE:HANDLE:DTYPE:RxLxK */
     moor_status (*record_event)(moor_record *record, uint32_t event);
     moor_status (*record_claim)(moor_record *record, uint32_t owner);
     void (*record_release)(moor_record *record); /* ends the lease and the object */
@@ -371,8 +428,10 @@ typedef struct moor_api {
     /* Gate; shared by all processes of the instance; enter/leave lock-free. gate_enter: open → admitted; sealed → waits until
      * reopen or timeout (MOOR_E_TIMEOUT; timeout 0 → at once). records: how many records must be stored before the
      * request is settled (n of the request; 0 = none expected). gate_leave: the backend ended. */
-    moor_status (*gate_enter)(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout, moor_ticket *out);
-    moor_status (*gate_leave)(moor_process *process, moor_ticket *ticket, uint32_t outcome, moor_receipt *receipt /* may be NULL */);
+    moor_status (*gate_enter)(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout,
+                              moor_ticket *out);
+    moor_status (*gate_leave)(moor_process *process, moor_ticket *ticket, uint32_t outcome,
+                              moor_receipt *receipt /* may be NULL */);
     moor_status (*gate_seal)(moor_process *process);
     moor_status (*gate_drain)(moor_process *process, double timeout);
     moor_status (*gate_install)(moor_process *process, const char *label, int keep_in_flight, uint64_t *epoch);
@@ -381,7 +440,8 @@ typedef struct moor_api {
     moor_status (*gate_acknowledge)(moor_process *process);
     moor_status (*gate_status)(moor_process *process, moor_gate_status *out);
     /* The same from outside, for a trainer: verb is "seal", "drain", "install", "reopen", "acknowledge", "status". */
-    moor_status (*client_gate)(moor_client *client, const char *verb, const char *label, double timeout, moor_gate_status *out);
+    moor_status (*client_gate)(moor_client *client, const char *verb, const char *label, double timeout,
+                               moor_gate_status *out);
 
     /* Weights: a change was seen. update_begin/end bracket the engine's own update session (any process, nestable);
      * touched: weights of this process changed now. The epoch moves when rows were recorded since it last moved, or once per
@@ -394,13 +454,16 @@ typedef struct moor_api {
 
     /* Barrier before the KV cache resumes. resume_arrive: rank of world arrives; waits for the others and for every hold on
      * device (UUID or "cpu:0") of other processes. TIMEOUT/BROKEN also fill *result. Decided once per generation. */
-    moor_status (*resume_arrive)(moor_process *process, uint32_t rank, uint32_t world, uint32_t replica, const char *device, double timeout, moor_barrier_result *result);
-    moor_status (*barrier_arrive)(moor_client *client, const char *name, uint32_t size, uint32_t rank, double timeout, moor_barrier_result *result);
+    moor_status (*resume_arrive)(moor_process *process, uint32_t rank, uint32_t world, uint32_t replica,
+                                 const char *device, double timeout, moor_barrier_result *result);
+    moor_status (*barrier_arrive)(moor_client *client, const char *name, uint32_t size, uint32_t rank, double timeout,
+                                  moor_barrier_result *result);
     moor_status (*hold_take)(const char *dir, const char *device, const char *label, uint64_t bytes, moor_hold **out);
     void (*hold_release)(moor_hold *hold);
 
     /* Cleanup counters; the adapter decides with window_* and reports what happened. */
-    int (*cleanup_window)(moor_process *process, int delta); /* +1 enter, -1 leave, 0 ask; returns the depth in this process */
+    int (*cleanup_window)(moor_process *process,
+                          int delta); /* +1 enter, -1 leave, 0 ask; returns the depth in this process */
     moor_status (*cleanup_count)(moor_process *process, uint32_t phase, uint32_t kind, uint64_t ns);
 
     /* Counters by name ("moor_capture_errors_total" style, registered names only) and status text. *out is malloc'ed by

@@ -12,8 +12,8 @@ int main(void)
         return 1;
     }
     if (api->size != sizeof(moor_api) || api->version != MOOR_API_VERSION || have < MOOR_API_VERSION) {
-        fprintf(stderr, "table: size %u (header %zu), version %u, newest %u\n", api->size, sizeof(moor_api), api->version,
-                have);
+        fprintf(stderr, "table: size %u (header %zu), version %u, newest %u\n", api->size, sizeof(moor_api),
+                api->version, have);
         return 1;
     }
     if (moor_get_api(9999, NULL)) {

@@ -32,8 +32,8 @@ void actor_start(actor *a, ...);
 const char *actor_say(actor *a, const char *expected, const char *format, ...);
 void actor_send(actor *a, const char *format, ...);
 const char *actor_hear(actor *a, const char *expected);
-void actor_kill(actor *a);  /* SIGKILL */
-void actor_exit(actor *a);  /* exit() without leaving */
+void actor_kill(actor *a);      /* SIGKILL */
+void actor_exit(actor *a);      /* exit() without leaving */
 int files_in(const char *path); /* entries of a directory, -1 when there is none */
 
 #endif

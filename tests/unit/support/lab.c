@@ -118,7 +118,8 @@ void lab_capture(lab_store *lab, const lab_request *requests, uint32_t n)
         for (uint32_t i = 0; i < n; i++) {
             for (uint32_t t = 0; t < requests[i].count; t++, token++) {
                 for (uint32_t k = 0; k < lab->config.top_k; k++)
-                    lab->source[token * lab->config.top_k + k] = (int32_t)lab_id(lab, requests[i].id, requests[i].start + t, layer, k, lab->epoch);
+                    lab->source[token * lab->config.top_k + k] =
+                        (int32_t)lab_id(lab, requests[i].id, requests[i].start + t, layer, k, lab->epoch);
             }
         }
         if ((int)layer == lab->skip_layer)
@@ -179,7 +180,9 @@ const uint8_t *lab_row(lab_store *lab, const moor_view *view, uint64_t row)
     for (uint32_t i = 0; i < view->n_segments; i++) {
         const moor_view_segment *segment = &view->segments[i];
         if (row >= segment->start && row < segment->start + segment->rows)
-            return segment->present ? lab->arena + segment->offset + (row - segment->start) * moor_records_row_bytes(lab->records) : NULL;
+            return segment->present
+                       ? lab->arena + segment->offset + (row - segment->start) * moor_records_row_bytes(lab->records)
+                       : NULL;
     }
     fail_msg("row %llu of %llu", (unsigned long long)row, (unsigned long long)view->rows);
     return NULL;
@@ -210,8 +213,8 @@ void lab_assert_missing(const moor_view *view, uint64_t from, uint64_t to, uint3
         if (end <= from || segment->start >= to)
             continue;
         if (segment->present || segment->reasons != reasons)
-            fail_msg("rows %llu to %llu: present %u, reasons %u, not %u", (unsigned long long)segment->start, (unsigned long long)end,
-                     segment->present, segment->reasons, reasons);
+            fail_msg("rows %llu to %llu: present %u, reasons %u, not %u", (unsigned long long)segment->start,
+                     (unsigned long long)end, segment->present, segment->reasons, reasons);
     }
 }
 

@@ -49,8 +49,8 @@ typedef struct lab_request {
     uint32_t n_kv, flags, hint;
 } lab_request;
 
-void lab_open(lab_store *lab);                      /* the sizes above, arena of 16 MiB, KV index of 256 blocks of LAB_BLOCK */
-void lab_open_with(lab_store *lab);                 /* what lab->config says; lab_defaults first */
+void lab_open(lab_store *lab);      /* the sizes above, arena of 16 MiB, KV index of 256 blocks of LAB_BLOCK */
+void lab_open_with(lab_store *lab); /* what lab->config says; lab_defaults first */
 void lab_defaults(lab_store *lab);
 void lab_close(lab_store *lab); /* asserts that nothing is left */
 /* Frees every record and the index, and asserts that live bytes are 0. */
@@ -77,16 +77,16 @@ const uint8_t *lab_row(lab_store *lab, const moor_view *view, uint64_t row); /* 
 uint64_t lab_count(const lab_store *lab, enum moor_counter counter);
 moor_records_stats lab_stats(lab_store *lab);
 
-#define assert_status(call, want)                                                                                       \
-    do {                                                                                                                \
-        moor_status got_ = (call);                                                                                      \
-        if (got_ != (want))                                                                                             \
+#define assert_status(call, want)                                                                                      \
+    do {                                                                                                               \
+        moor_status got_ = (call);                                                                                     \
+        if (got_ != (want))                                                                                            \
             fail_msg("%s: %s (%s), not %s", #call, moor_status_name(got_), moor_last_error(), moor_status_name(want)); \
     } while (0)
-#define assert_text(part)                                                              \
-    do {                                                                               \
-        if (!strstr(moor_last_error(), part))                                          \
-            fail_msg("error text \"%s\" does not say \"%s\"", moor_last_error(), part); \
+#define assert_text(part)                                                                                              \
+    do {                                                                                                               \
+        if (!strstr(moor_last_error(), part))                                                                          \
+            fail_msg("error text \"%s\" does not say \"%s\"", moor_last_error(), part);                                \
     } while (0)
 
 #endif
