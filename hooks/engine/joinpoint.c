@@ -251,6 +251,14 @@ bool moor_jp_get(size_t i, moor_jp_info *out)
     return true;
 }
 
+const moor_jp *moor_jp_named(const moor_engine *engine, const char *name)
+{
+    for (size_t i = 0; i < engine->njoinpoints; i++)
+        if (strcmp(engine->joinpoints[i].name, name) == 0)
+            return &engine->joinpoints[i];
+    return NULL;
+}
+
 bool moor_jp_find(const moor_engine *engine, const char *name, moor_jp_info *out)
 {
     const table *t = table_of(engine);

@@ -202,6 +202,8 @@ int moor_jp_register(const moor_engine *engine);
 void moor_jp_rescan(const moor_engine *engine);
 /* The i-th join point over all engines, in table order; false past the end. */
 bool moor_jp_get(size_t i, moor_jp_info *out);
+/* The entry of this name in the engine's table, registered or not; NULL when there is none. */
+const moor_jp *moor_jp_named(const moor_engine *engine, const char *name);
 bool moor_jp_find(const moor_engine *engine, const char *name, moor_jp_info *out);
 
 /* Join points on objects (a router, a loaded model) rather than on attributes of modules.

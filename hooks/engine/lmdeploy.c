@@ -2,11 +2,9 @@
 /* lmdeploy.c — where Moor is attached in LMDeploy's PyTorch engine: one table. Measured on lmdeploy 0.18.0. */
 #include "lmdeploy.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "admission.h"
 #include "window.h"
+#include <stdlib.h>
 
 #define FRONT "lmdeploy.serve.core.async_engine:AsyncEngine."
 #define PROXY "lmdeploy.pytorch.engine.mp_engine.base:MPEngine."
@@ -178,14 +176,6 @@ const moor_engine moor_engine_lmdeploy = {
     .joinpoints = joinpoints,
     .njoinpoints = sizeof(joinpoints) / sizeof(joinpoints[0]),
 };
-
-const moor_jp *moor_lmdeploy_jp(const char *name)
-{
-    for (size_t i = 0; i < moor_engine_lmdeploy.njoinpoints; i++)
-        if (strcmp(joinpoints[i].name, name) == 0)
-            return &joinpoints[i];
-    return NULL;
-}
 
 int moor_lmdeploy_join(uint32_t roles, uint32_t rank, uint32_t world, uint32_t dp_rank)
 {

@@ -17,7 +17,10 @@ extern const moor_engine moor_engine_lmdeploy;
 /* Join in `roles` with $MOOR_CONFIG: LMDeploy has no place of its own for it. As moor_runtime_join. */
 int moor_lmdeploy_join(uint32_t roles, uint32_t rank, uint32_t world, uint32_t dp_rank);
 /* The join point of this name in lmdeploy.c's table (never NULL for a name that is there). */
-const moor_jp *moor_lmdeploy_jp(const char *name);
+static inline const moor_jp *moor_lmdeploy_jp(const char *name)
+{
+    return moor_jp_named(&moor_engine_lmdeploy, name);
+}
 
 /* lmdeploy_front.c */
 int moor_lmdeploy_front_init(moor_jp_call *call);

@@ -5,8 +5,6 @@
  */
 #include "sglang.h"
 
-#include <string.h>
-
 #include "admission.h"
 #include "window.h"
 
@@ -204,14 +202,6 @@ const moor_engine moor_engine_sglang = {
     .joinpoints = joinpoints,
     .njoinpoints = sizeof(joinpoints) / sizeof(joinpoints[0]),
 };
-
-const moor_jp *moor_sglang_jp(const char *name)
-{
-    for (size_t i = 0; i < moor_engine_sglang.njoinpoints; i++)
-        if (strcmp(joinpoints[i].name, name) == 0)
-            return &joinpoints[i];
-    return NULL;
-}
 
 /* Newer releases keep ranks in a context of the process, older ones on the scheduler. */
 moor_sglang_place moor_sglang_read_place(PyObject *scheduler)

@@ -13,8 +13,11 @@
 
 extern const moor_engine moor_engine_sglang;
 
-/* The join point of this name in sglang.c's table. */
-const moor_jp *moor_sglang_jp(const char *name);
+/* The join point of this name in sglang.c's table (never NULL for a name that is there). */
+static inline const moor_jp *moor_sglang_jp(const char *name)
+{
+    return moor_jp_named(&moor_engine_sglang, name);
+}
 
 /* Where a scheduler stands among its kind. */
 typedef struct moor_sglang_place {

@@ -7,8 +7,6 @@
 #include "admission.h"
 #include "window.h"
 
-#include <string.h>
-
 #define V1 "vllm.v1.worker.gpu_model_runner:GPUModelRunner."
 #define V2 "vllm.v1.worker.gpu.model_runner:GPUModelRunner."
 #define CPU_RUNNER "vllm.v1.worker.cpu_model_runner:CPUModelRunner."
@@ -240,14 +238,6 @@ const moor_engine moor_engine_vllm = {
     .joinpoints = joinpoints,
     .njoinpoints = sizeof(joinpoints) / sizeof(joinpoints[0]),
 };
-
-const moor_jp *moor_vllm_jp(const char *name)
-{
-    for (size_t i = 0; i < moor_engine_vllm.njoinpoints; i++)
-        if (strcmp(joinpoints[i].name, name) == 0)
-            return &joinpoints[i];
-    return NULL;
-}
 
 /* The "moor" object of --additional-config. When only $MOOR_CONFIG turns Moor on, an empty one is put there: vLLM hashes
  * additional_config into its compile cache key, and a graph compiled without Moor has no captures in it. */

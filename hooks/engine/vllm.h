@@ -17,7 +17,10 @@ extern const moor_engine moor_engine_vllm;
 /* Join in `roles` with the configuration of this VllmConfig; as moor_runtime_join. */
 int moor_vllm_join(uint32_t roles, PyObject *vllm_config);
 /* The join point of this name in vllm.c's table (never NULL for a name that is there). */
-const moor_jp *moor_vllm_jp(const char *name);
+static inline const moor_jp *moor_vllm_jp(const char *name)
+{
+    return moor_jp_named(&moor_engine_vllm, name);
+}
 
 /* vllm_front.c */
 int moor_vllm_front_init(moor_jp_call *call);
