@@ -16,7 +16,8 @@ enum outcome { PASSED = 0, TIMED_OUT = 1, BROKEN = 2 };
 #define LIVENESS_NS 100000000u
 /* How often holds are looked for once everybody has arrived. */
 #define HOLDS_NS 1000000u
-#define TEXT_WAIT_NS 20000000u
+/* How long a failed round's reason is waited for: its decider may have lost the CPU, or its life, before it could write it. */
+#define TEXT_WAIT_NS 500000000u
 
 #define GENERATION(word) ((uint32_t)((word) >> 32))
 #define WITH_GENERATION(generation, low) ((uint64_t)(generation) << 32 | (low))
@@ -251,7 +252,8 @@ static void name_holders(obstacle *o)
  * One look at the round. Decides it when it can be decided; else *next is when to look again at the latest. Every waiter that
  * wakes comes here, but the costly questions are asked by one of them at a time: who moves duty_ns forward.
  */
-static moor_status look(const moor_barrier_call *call, uint32_t generation, uint64_t deadline, uint64_t *next)
+static moor_status look(const moor_barrier_call *call, uint32_t generation, uint64_t deadline, int first,
+                        uint64_t *next)
 {
     moor_state_barrier *cell = call->cell;
     uint64_t now = moor_now_ns(), duty = atomic_load(&cell->duty_ns);
@@ -262,7 +264,7 @@ static moor_status look(const moor_barrier_call *call, uint32_t generation, uint
     /* duty_ns further ahead than the period is a rest of an earlier phase. */
     int ours =
         (now >= duty || duty > now + period) && atomic_compare_exchange_strong(&cell->duty_ns, &duty, now + period);
-    if (!ours && !late)
+    if (!ours && !late && !(first && full)) /* who may have been the last to come does not leave it to the next look */
         return MOOR_OK;
     if (full) {
         moor_status status = find_holds(call, generation, &o);
@@ -308,11 +310,11 @@ static moor_status wait_for(const moor_barrier_call *call, uint32_t generation, 
     moor_state_barrier *cell = call->cell;
     uint64_t spin = spin_until(call, moor_now_ns()), next;
     moor_status status;
-    for (;;) {
+    for (int first = 1;; first = 0) {
         uint32_t seen = atomic_load(&cell->futex);
         if (GENERATION(atomic_load(&cell->word)) != generation)
             return MOOR_OK;
-        if ((status = look(call, generation, deadline, &next)))
+        if ((status = look(call, generation, deadline, first, &next)))
             return status;
         while (GENERATION(atomic_load(&cell->word)) == generation && atomic_load(&cell->futex) == seen &&
                moor_now_ns() < spin)
@@ -347,8 +349,10 @@ static moor_status arrive(const moor_barrier_call *call, uint64_t deadline, uint
                           strlen(call->device));
         if (!atomic_compare_exchange_strong(my_cell(call), &mine, WITH_GENERATION(generation, my_number(call))))
             continue; /* two at once as the same rank */
-        /* Decided meanwhile, by the others' deadline: this arrival came too late for it, and is for the next. */
-        if (GENERATION(atomic_load(&cell->word)) != generation)
+        /* Decided meanwhile. Passed: another one's look found this arrival, which no round passes without. Else it came too late
+         * for it, and is for the next. */
+        uint64_t word = atomic_load(&cell->word);
+        if (GENERATION(word) != generation && outcome_of(word, generation) != PASSED)
             continue;
         moor_futex_raise(&cell->futex);
         *out = generation;

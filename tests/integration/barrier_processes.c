@@ -159,15 +159,25 @@ static void S5_5_nothing_is_held_when_the_leader_resumes(void **state)
     assert_int_equal(run_5_5(), 0);
 }
 
+enum { TRIES = 10 }; /* of a control: on a busy machine the leader may look later than everybody has let go */
+
 /* The control: the same without the barrier finds memory held. Else the test above would prove nothing. */
 static void S5_5_with_the_barrier_off_something_is_held(void **state)
 {
     (void)state;
-    assert_true(run_5_5() > 0);
+    int64_t held = 0;
+    for (int i = 0; i < TRIES && !held; i++) {
+        memset(shared, 0, sizeof(*shared));
+        held = run_5_5();
+    }
+    assert_true(held > 0);
 }
 
 static void resume_as_leader(moor_process *self, uint32_t rank)
 {
+    atomic_fetch_add(&shared->ready, 1);
+    while (!atomic_load(&shared->go)) /* from joining on it is as slow as the machine: not in the trainers' 50 ms */
+        support_sleep_ms(1);
     if (moor_resume_arrive(self, rank, 1, 0, "GPU-7", 30, NULL))
         atomic_fetch_add(&shared->failed, 1);
     atomic_store(&shared->held_at_resume[0], atomic_load(&shared->held));
@@ -204,8 +214,8 @@ static int64_t run_trainers(void)
     world = 1;
     for (int i = 0; i < PARTIES; i++) /* half of them end by death */
         children[i] = trainer("GPU-7", (unsigned)rand_r(&seed) % 51, i % 2);
-    await(&shared->ready, PARTIES);
     leader = rank_of(resume_as_leader, 0);
+    await(&shared->ready, PARTIES + 1);
     atomic_store(&shared->go, 1);
     assert_int_equal(support_wait(leader), 0);
     for (int i = 0; i < PARTIES; i++)
@@ -222,7 +232,12 @@ static void S5_5_no_trainer_holds_when_the_leader_resumes(void **state)
 static void S5_5_with_the_barrier_off_a_trainer_holds(void **state)
 {
     (void)state;
-    assert_true(run_trainers() > 0);
+    int64_t held = 0;
+    for (int i = 0; i < TRIES && !held; i++) {
+        memset(shared, 0, sizeof(*shared));
+        held = run_trainers();
+    }
+    assert_true(held > 0);
 }
 
 /* ---- holds ----------------------------------------------------------------------------------------------------------- */
@@ -446,8 +461,9 @@ static void S5_2_after_a_broken_round_the_next_one_is_whole(void **state)
     await_arrived(0);
     kill(a, SIGKILL);
     assert_int_equal(support_wait(a), 128 + SIGKILL);
-    a = rank_of(arrive_once, 0); /* finds the dead one's arrival in the open round */
-    support_sleep_ms(300);
+    a = rank_of(arrive_once, 0); /* finds the dead one's arrival in the open round, and breaks it */
+    for (int i = 0; i < 20000 && !atomic_load(&process->state->resume[0].broken); i++)
+        support_sleep_ms(1);
     b = rank_of(arrive_once, 1);
     assert_int_equal(support_wait(a), 0);
     assert_int_equal(support_wait(b), 0);

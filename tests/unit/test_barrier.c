@@ -12,8 +12,11 @@
 #include <pthread.h>
 
 #include "hooks/barrier.h"
+#include "hooks/futex.h"
 #include "hooks/holds.h"
+#include "hooks/shared_text.h"
 #include "support/member.h"
+#include "support/stepper.h"
 
 static moor_process *process;
 
@@ -192,6 +195,73 @@ static void S5_2_the_barrier_is_reusable(void **state)
         pthread_join(threads[rank], NULL);
     assert_int_equal(atomic_load(&torn), 0);
     assert_int_equal(process->state->resume[5].passed, ROUNDS);
+}
+
+/* Another rank's waiter may look, and decide, between any two instructions of the last arrival: that was in the round. Rank 0 is
+ * in; rank 1 arrives one instruction at a time, and the moment its cell says that it is there the round is passed. */
+static int pass_when_there(void *user)
+{
+    moor_state_barrier *cell = user;
+    uint64_t word = atomic_load(&cell->word), there = atomic_load(&cell->arrived[1]);
+    if (!there || there >> 32 != word >> 32)
+        return 0;
+    atomic_store(&cell->word, ((word >> 32) + 1) << 32 | (uint32_t)word << 2);
+    return 1;
+}
+
+static void arrive_here(void *user)
+{
+    (void)arrive(user);
+}
+
+static void S5_2_an_arrival_that_is_seen_at_once_is_in_its_round(void **state)
+{
+    (void)state;
+    arrival other, last = {.rank = 1, .world = 2, .replica = 6, .timeout = 0.3};
+    if (!stepper_works())
+        skip();
+    start(&other, 0, 2, 6, 30);
+    await_arrived(&process->state->resume[6], 0);
+    stepper_run(arrive_here, &last, pass_when_there, &process->state->resume[6]);
+    assert_ok(last.status);
+    assert_int_equal(last.result.generation, 0);
+    join(&other);
+    assert_ok(other.status);
+}
+
+/* What an earlier round's look left behind does not keep the last one from looking itself. */
+static void S5_4_a_complete_round_is_not_left_to_the_next_look(void **state)
+{
+    (void)state;
+    uint64_t shortest = UINT64_MAX;
+    for (int i = 0; i < 100; i++) {
+        moor_barrier_result result = MOOR_BARRIER_RESULT_INIT;
+        atomic_store(&process->state->resume[0].duty_ns, moor_now_ns() + 950000);
+        assert_ok(moor_resume_arrive(process, 0, 1, 0, "cpu:0", 5, &result));
+        if (result.waited_ns < shortest)
+            shortest = result.waited_ns;
+    }
+    assert_true(shortest < 500000);
+}
+
+/* Between the decision and its reason the decider may lose the CPU. */
+static void S5_3_the_reason_is_waited_for(void **state)
+{
+    (void)state;
+    static const char text[] = "missing: rank 1";
+    moor_state_barrier *cell = &process->state->resume[0];
+    arrival waits;
+    start(&waits, 0, 2, 0, 30);
+    await_arrived(cell, 0);
+    atomic_store(&cell->word, (uint64_t)1 << 32 | 1); /* round 0 timed out */
+    moor_futex_raise(&cell->futex);
+    support_sleep_ms(60);
+    assert_int_equal(atomic_load(&waits.done), 0);
+    MOOR_TEXT_PUT(cell->text, text, strlen(text));
+    atomic_store(&cell->told, 1);
+    join(&waits);
+    assert_int_equal(waits.status, MOOR_E_TIMEOUT);
+    assert_string_equal(waits.result.text, text);
 }
 
 static void S5_2_a_second_waker_never_joins_the_first_ones_round(void **state)
@@ -419,6 +489,9 @@ int main(void)
         WITH(start_enforce, S5_2_nobody_passes_before_the_last),
         WITH(start_enforce, S5_2_the_barrier_is_reusable),
         WITH(start_spin, S5_2_the_barrier_is_reusable),
+        WITH(start_enforce, S5_2_an_arrival_that_is_seen_at_once_is_in_its_round),
+        WITH(start_enforce, S5_4_a_complete_round_is_not_left_to_the_next_look),
+        WITH(start_enforce, S5_3_the_reason_is_waited_for),
         WITH(start_enforce, S5_2_a_second_waker_never_joins_the_first_ones_round),
         WITH(start_enforce, S5_2_replicas_do_not_wait_for_each_other),
         WITH(start_enforce, S5_3_a_deadline_gives_everyone_a_timeout_that_names_the_missing),
