@@ -91,11 +91,8 @@ static void forget(moor_records *records, moor_record_slot *record)
     record->parked = NULL;
 }
 
-moor_record_slot *moor_record_new(moor_records *records, moor_hash128 hash, const char *id, uint32_t id_len)
+void moor_record_blank(moor_record_slot *record)
 {
-    moor_record_slot *record = moor_slots_take(&records->slots);
-    if (!record)
-        return NULL;
     record->sealed = record->in_step = record->seal_pending = record->noticed = 0;
     record->detached = record->opened = record->expirable = 0;
     record->owner = MOOR_OWNER_ROLLOUT;
@@ -103,10 +100,18 @@ moor_record_slot *moor_record_new(moor_records *records, moor_hash128 hash, cons
         0;
     record->gap_reasons = record->tail_used = record->seal_flags = record->n_parked = record->cap_parked = 0;
     record->kept_bytes = 0;
-    record->created = ++records->created;
     record->tail = NULL;
-    record->hash = hash;
     moor_rows_init(&record->rows);
+}
+
+moor_record_slot *moor_record_new(moor_records *records, moor_hash128 hash, const char *id, uint32_t id_len)
+{
+    moor_record_slot *record = moor_slots_take(&records->slots);
+    if (!record)
+        return NULL;
+    moor_record_blank(record);
+    record->created = ++records->created;
+    record->hash = hash;
     record->id_len = id_len;
     record->id = moor_heap_alloc((size_t)id_len + 1);
     if (!record->id || add_id(records, record, hash, 0, 1)) {

@@ -55,6 +55,8 @@ void moor_records_unlock(moor_records *records);
 void moor_records_count(moor_records *records, enum moor_counter counter,
                         uint64_t delta); /* with or without the lock */
 
+/* Everything of an earlier record in the slot is gone; what it owns is not touched. */
+void moor_record_blank(moor_record_slot *record);
 /* A new record under the core id. NULL: no memory, error set. */
 moor_record_slot *moor_record_new(moor_records *records, moor_hash128 hash, const char *id, uint32_t id_len);
 /* Newest record whose core id has this hash, dead ones included; NULL: none. */

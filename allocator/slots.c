@@ -70,6 +70,33 @@ void moor_slots_give(moor_slots *slots, moor_record_slot *slot)
     atomic_store_explicit(&slot->word, WORD(generation ? generation : 1) | MOOR_SLOT_DEAD, memory_order_release);
 }
 
+moor_status moor_slots_reserve(moor_slots *slots, uint32_t n)
+{
+    while (slots->count < n) {
+        if (add_chunk(slots))
+            return slots->count == MOOR_SLOTS_CHUNK * MOOR_SLOTS_CHUNKS ? MOOR_E_FULL : MOOR_E_NOMEM;
+    }
+    return MOOR_OK;
+}
+
+void moor_slots_revive(moor_slots *slots, const uint32_t *generation, uint32_t n)
+{
+    slots->free = NULL;
+    for (uint32_t i = slots->count; i--;) {
+        moor_record_slot *slot = moor_slots_at(slots, i);
+        uint64_t word = atomic_load_explicit(&slot->word, memory_order_relaxed);
+        if (i < n)
+            word = WORD(generation[i]) | MOOR_SLOT_DEAD;
+        if (slot->used) {
+            word &= ~MOOR_SLOT_DEAD;
+        } else {
+            slot->next_free = slots->free;
+            slots->free = slot;
+        }
+        atomic_store_explicit(&slot->word, word, memory_order_release);
+    }
+}
+
 moor_record_slot *moor_slots_at(const moor_slots *slots, uint32_t index)
 {
     uint32_t number = index / MOOR_SLOTS_CHUNK;

@@ -65,6 +65,10 @@ moor_record_slot *moor_slots_take(moor_slots *slots);
 /* The slot must be dead and without leases. */
 void moor_slots_give(moor_slots *slots, moor_record_slot *slot);
 moor_record_slot *moor_slots_at(const moor_slots *slots, uint32_t index); /* NULL: never made */
+/* Restoring: at least n slots exist, and stay dead until revive. It gives slot i < n generation[i]; those whose `used` was set become
+ * alive, without leases, the others are free. No slot may have been alive before. */
+moor_status moor_slots_reserve(moor_slots *slots, uint32_t n);
+void moor_slots_revive(moor_slots *slots, const uint32_t *generation, uint32_t n);
 moor_handle moor_slot_handle(const moor_record_slot *slot);
 static inline int moor_slot_dead(const moor_record_slot *slot)
 {

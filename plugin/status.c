@@ -10,7 +10,7 @@
 
 #include "../allocator/locks.h"
 #include "../client/wire.h"
-#include "snapshot.h"
+#include "report.h"
 #include "state.h"
 
 enum { STORES_S = 1 };
@@ -46,7 +46,7 @@ static moor_status collect(const moor_located *where, int dir_fd, moor_client *c
     if (status)
         return status;
     moor_locks_slots_alive(dir_fd, alive);
-    json_t *document = moor_snapshot(where, state, alive);
+    json_t *document = moor_report(where, state, alive);
     moor_state_unmap(state);
     if (!document)
         return moor_fail(MOOR_E_NOMEM, "status: no memory");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "snapshot.h"
+#include "report.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -170,7 +170,7 @@ static json_t *rings(const moor_state *state)
     return out;
 }
 
-json_t *moor_snapshot(const moor_located *where, moor_state *state, const uint8_t *alive)
+json_t *moor_report(const moor_located *where, moor_state *state, const uint8_t *alive)
 {
     struct timespec now;
     json_t *out = json_object();
