@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "../client/wire.h"
+#include "config.h"
 #include "peer_reply.h"
 
 /* An open that found its record not sealed yet, or not there yet. */
@@ -29,6 +30,11 @@ struct moor_peer {
     struct waiting *waiting, **waiting_last; /* oldest first */
     unsigned char input[MOOR_WIRE_LIMIT];
 };
+
+int moor_peer_may_connect(const moor_peer_home *home, uint32_t uid)
+{
+    return uid == (uint32_t)geteuid() || moor_config_allows_uid(home->store->process->parsed, uid);
+}
 
 moor_status moor_peer_create(const moor_peer_home *home, uint64_t client, moor_peer **out)
 {

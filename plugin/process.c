@@ -51,10 +51,6 @@ static struct membership *membership(const moor_process *process)
 static void cell_fill(moor_process *process, const moor_process_args *args)
 {
     moor_state_process *cell = &process->state->processes[process->slot];
-    if (atomic_load(&cell->used) != 0) { /* its last process died: what it left must not pass for ours */
-        moor_member member = moor_member_of(process);
-        moor_slot_ended(&member, process->slot);
-    }
     moor_member member = moor_member_of(process);
     if (atomic_load(&cell->used)) /* of a process that died: nothing of it may be taken for ours */
         moor_slot_ended(&member, process->slot);

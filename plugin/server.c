@@ -122,7 +122,8 @@ static void connection_add(moor_server *server, int fd, uint64_t now_ns)
     connection->since_ns = now_ns;
     connection->closing = 0;
     server->n++;
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer_is, &size) < 0 || peer_is.uid != geteuid()) {
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer_is, &size) < 0 ||
+        !moor_peer_may_connect(&server->home, peer_is.uid)) {
         char text[128];
         snprintf(text, sizeof(text), "the store belongs to uid %u, the client runs as uid %u", (unsigned)geteuid(),
                  (unsigned)peer_is.uid);
@@ -376,8 +377,12 @@ static moor_status check_args(const moor_store_args *given, moor_store_args *arg
     if (args->layers < 1 || args->layers > MOOR_MAX_LAYERS || !args->layer_ids)
         return moor_fail(MOOR_E_INVALID, "store_open: layers is %u (1 to %d), layer_ids is %s", args->layers,
                          MOOR_MAX_LAYERS, args->layer_ids ? "given" : "NULL");
+    int32_t first = args->layer_ids[0], last = args->layer_ids[args->layers - 1];
     if (args->model_layers == 0)
-        args->model_layers = (uint32_t)args->layer_ids[args->layers - 1] + 1;
+        args->model_layers = (uint32_t)last + 1;
+    if (first < 0 || last < 0 || (uint32_t)last >= args->model_layers) /* they ascend: the record store checks it */
+        return moor_fail(MOOR_E_INVALID, "store_open: layer_ids run from %d to %d, the model has %u layers", first,
+                         last, args->model_layers);
     return MOOR_OK;
 }
 
@@ -419,7 +424,8 @@ void moor_store_close(moor_store *store)
     if (!store || store->pid != getpid())
         return;
     moor_process *process = store->process;
-    if (server_stop(store))
-        moor_recorder_destroy(store);
+    if (!server_stop(store))
+        return; /* its thread still uses the shared state: it keeps this process in the instance */
+    moor_recorder_destroy(store);
     moor_process_leave(process);
 }

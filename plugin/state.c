@@ -12,8 +12,6 @@
 
 #include "../hooks/gate.h"
 
-#include "../hooks/gate.h"
-
 _Static_assert(sizeof(moor_state) < UINT32_MAX, "the header holds the size in 32 bits");
 
 static moor_status map_fd(int fd, const char *dir, int write, moor_state **out)
@@ -53,7 +51,6 @@ moor_status moor_state_create(int dir_fd, const char *dir, const char *instance,
         state->size = sizeof(*state);
         state->created_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
         snprintf(state->instance, sizeof(state->instance), "%s", instance);
-        moor_gate_init(state);
         moor_gate_init(state);
         state->magic = MOOR_STATE_MAGIC;
         if (renameat(dir_fd, "state.new", dir_fd, "state") < 0) {

@@ -6,34 +6,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "abi/wire.h"
 #include "support/actors.h"
-
-static void start_server(actor *server)
-{
-    actor_start(server, NULL);
-    actor_say(server, "ok default ", "join {}");
-    actor_say(server, "ok", "store 0");
-}
-
-static void start_consumer(actor *consumer)
-{
-    actor_start(consumer, NULL);
-    actor_say(consumer, "ok", "attach default 5");
-}
-
-static void record(actor *server, const char *id, int rows)
-{
-    actor_say(server, "ok", "step %s 0 %d", id, rows);
-    actor_say(server, "ok", "seal %s %d", id, rows);
-}
 
 /* A number of the stores' statistics, by the consumer's eyes. */
 static long stat_of(actor *consumer, const char *name)
@@ -349,132 +327,6 @@ static void a_stopped_server_is_given_up_in_time(void **state)
     actor_say(&consumer, "ok x", "open x 1");
 }
 
-/* ---- strangers -------------------------------------------------------------------------------------------------- */
-
-static int stranger(void)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    snprintf(address.sun_path, sizeof(address.sun_path), "%s/default/store-0.sock", actors_dir);
-    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-    struct timeval limit = {.tv_sec = 10};
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-    return fd;
-}
-
-/* Reads to the end; returns the status of the first reply, 1 when there was none. */
-static int last_words(int fd, char *text, size_t size)
-{
-    unsigned char bytes[4096];
-    size_t have = 0;
-    ssize_t got;
-    while (have < sizeof(bytes) && (got = recv(fd, bytes + have, sizeof(bytes) - have, 0)) > 0)
-        have += (size_t)got;
-    close(fd);
-    moor_wire_header header;
-    if (have < sizeof(header))
-        return 1;
-    memcpy(&header, bytes, sizeof(header));
-    snprintf(text, size, "%.*s", (int)(header.length - sizeof(header)), (char *)bytes + sizeof(header));
-    return header.status;
-}
-
-static void malformed_messages_close_their_connection_only(void **state)
-{
-    (void)state;
-    actor server, consumer;
-    char text[512];
-    start_server(&server);
-    record(&server, "safe", 4);
-    start_consumer(&consumer);
-    struct {
-        moor_wire_header header;
-        moor_wire_hello hello;
-    } good = {{sizeof(good), MOOR_WIRE_HELLO, 0, 1, 0}, {MOOR_WIRE_MAGIC, MOOR_WIRE_VERSION, 1, 0}}, bad;
-    struct {
-        moor_wire_header header;
-        moor_wire_open open;
-    } open_message = {{sizeof(open_message), MOOR_WIRE_OPEN, 0, 2, 0}, {0, 0, 0, 1u << 31}};
-    int fd;
-    /* too long, too short, not a greeting, something else first */
-    for (int i = 0; i < 5; i++) {
-        bad = good;
-        if (i == 0)
-            bad.header.length = MOOR_WIRE_LIMIT + 1;
-        else if (i == 1)
-            bad.header.length = 15;
-        else if (i == 2)
-            bad.hello.magic ^= 1;
-        else if (i == 3) /* a question that would be answered after a greeting */
-            bad.header = (moor_wire_header){sizeof(bad.header), MOOR_WIRE_STATS, 0, 1, 0};
-        else
-            bad.header.flags = MOOR_WIRE_REPLY;
-        fd = stranger();
-        size_t size = bad.header.length < sizeof(bad) ? bad.header.length : sizeof(bad);
-        if (i == 1)
-            size = sizeof(bad);
-        assert_int_equal(send(fd, &bad, size, MSG_NOSIGNAL), size);
-        assert_int_equal(last_words(fd, text, sizeof(text)), 1);
-    }
-    /* greeted, then an id longer than its message */
-    fd = stranger();
-    assert_int_equal(send(fd, &good, sizeof(good), MSG_NOSIGNAL), sizeof(good));
-    assert_int_equal(send(fd, &open_message, sizeof(open_message), MSG_NOSIGNAL), sizeof(open_message));
-    assert_int_equal(last_words(fd, text, sizeof(text)), 0);
-    /* one that says nothing does not keep others out */
-    int silent = stranger();
-    actor_say(&consumer, "ok safe", "open safe 1");
-    close(silent);
-}
-
-static void another_wire_version_is_told_both_numbers(void **state)
-{
-    (void)state;
-    actor server;
-    char text[512];
-    start_server(&server);
-    struct {
-        moor_wire_header header;
-        moor_wire_hello hello;
-        char more[100]; /* a later version may say more */
-    } hello = {{sizeof(hello), MOOR_WIRE_HELLO, 0, 1, 0}, {MOOR_WIRE_MAGIC, 9, 1, 0}, ""};
-    int fd = stranger();
-    assert_int_equal(send(fd, &hello, sizeof(hello), MSG_NOSIGNAL), sizeof(hello));
-    assert_int_equal(last_words(fd, text, sizeof(text)), -16);
-    assert_string_equal(text, "the store speaks wire version 1, the client 9");
-}
-
-static void another_user_is_refused(void **state)
-{
-    (void)state;
-    actor server, consumer;
-    if (geteuid() != 0) {
-        print_message("only root can become somebody else\n");
-        skip();
-    }
-    char text[512];
-    start_server(&server);
-    /* let the other user reach the socket: the directory alone would keep it out */
-    char path[128];
-    snprintf(path, sizeof(path), "%s/default", actors_dir);
-    assert_int_equal(chmod(actors_dir, 0755) | chmod(path, 0755), 0);
-    snprintf(path, sizeof(path), "%s/default/store-0.sock", actors_dir);
-    assert_int_equal(chmod(path, 0777), 0);
-    pid_t child = fork();
-    if (child == 0) {
-        if (setresuid(4321, 4321, 4321))
-            _exit(9);
-        int status = last_words(stranger(), text, sizeof(text));
-        _exit(status == -15 && strstr(text, "runs as uid 4321") ? 0 : 1);
-    }
-    int status = -1;
-    waitpid(child, &status, 0);
-    assert_int_equal(status, 0);
-    snprintf(path, sizeof(path), "%s/default", actors_dir);
-    assert_int_equal(chmod(actors_dir, 0700) | chmod(path, 0700), 0);
-    start_consumer(&consumer);
-}
-
 /* ---- finding ---------------------------------------------------------------------------------------------------- */
 
 static void attach_lists_what_it_found(void **state)
@@ -582,9 +434,6 @@ int main(void)
         TEST(a_replaced_worker_is_found_again),
         TEST(stores_of_replicas_are_asked_all),
         TEST(a_stopped_server_is_given_up_in_time),
-        TEST(malformed_messages_close_their_connection_only),
-        TEST(another_wire_version_is_told_both_numbers),
-        TEST(another_user_is_refused),
         TEST(attach_lists_what_it_found),
         TEST(attach_waits_for_a_server),
         TEST(a_server_may_be_its_own_consumer),

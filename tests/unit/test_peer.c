@@ -170,6 +170,30 @@ static void leases_end_with_the_peer(void **state)
     assert_int_equal(moor_peer_create(&home, 8, &peer), MOOR_OK);
 }
 
+static int begin_allowing(void **state)
+{
+    setenv("MOOR_CONFIG", "{\"allow_uids\":[4321]}", 1);
+    int rc = begin(state);
+    unsetenv("MOOR_CONFIG");
+    return rc;
+}
+
+static void only_our_user_may_connect(void **state)
+{
+    (void)state;
+    assert_true(moor_peer_may_connect(&home, geteuid()));
+    assert_false(moor_peer_may_connect(&home, 4321));
+    assert_false(moor_peer_may_connect(&home, geteuid() + 1));
+}
+
+static void so_may_users_that_are_named(void **state)
+{
+    (void)state;
+    assert_true(moor_peer_may_connect(&home, geteuid()));
+    assert_true(moor_peer_may_connect(&home, 4321));
+    assert_false(moor_peer_may_connect(&home, 4322));
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 int main(void)
 {
@@ -179,6 +203,8 @@ int main(void)
         TEST(waiting_opens_are_bounded),
         TEST(a_second_greeting_ends_the_connection),
         TEST(leases_end_with_the_peer),
+        TEST(only_our_user_may_connect),
+        cmocka_unit_test_setup_teardown(so_may_users_that_are_named, begin_allowing, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

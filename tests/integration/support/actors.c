@@ -159,3 +159,22 @@ int files_in(const char *path)
     closedir(dir);
     return n;
 }
+
+void start_server(actor *server)
+{
+    actor_start(server, NULL);
+    actor_say(server, "ok default ", "join {}");
+    actor_say(server, "ok", "store 0");
+}
+
+void start_consumer(actor *consumer)
+{
+    actor_start(consumer, NULL);
+    actor_say(consumer, "ok", "attach default 5");
+}
+
+void record(actor *server, const char *id, int rows)
+{
+    actor_say(server, "ok", "step %s 0 %d", id, rows);
+    actor_say(server, "ok", "seal %s %d", id, rows);
+}

@@ -32,8 +32,12 @@ void actor_start(actor *a, ...);
 const char *actor_say(actor *a, const char *expected, const char *format, ...);
 void actor_send(actor *a, const char *format, ...);
 const char *actor_hear(actor *a, const char *expected);
-void actor_kill(actor *a);      /* SIGKILL */
-void actor_exit(actor *a);      /* exit() without leaving */
+void actor_kill(actor *a); /* SIGKILL */
+void actor_exit(actor *a); /* exit() without leaving */
+/* A server with store 0; a consumer attached to it; a sealed record of this many rows. */
+void start_server(actor *server);
+void start_consumer(actor *consumer);
+void record(actor *server, const char *id, int rows);
 int files_in(const char *path); /* entries of a directory, -1 when there is none */
 
 #endif

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plugin/server.c as its own process sees it: what store_open refuses, and a store whose thread does not end in time. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "plugin/process.h"
+#include "plugin/server.h"
+#include "support/member.h"
+
+static const int32_t layer_ids[2] = {1, 3};
+
+static moor_store_args args_of(const int32_t *ids, uint32_t model_layers)
+{
+    moor_store_args args = MOOR_STORE_ARGS_INIT;
+    args.layers = 2;
+    args.top_k = 1;
+    args.num_experts = 8;
+    args.layer_ids = ids;
+    args.model_layers = model_layers;
+    args.max_step_tokens = 8;
+    args.arena_bytes = 8u << 20;
+    return args;
+}
+
+static void layers_of_the_model_only(void **state)
+{
+    (void)state;
+    static const int32_t negative[2] = {-1, 3};
+    moor_process *process = support_start(NULL, MOOR_ROLE_WORKER);
+    moor_store *store = NULL;
+    moor_store_args args = args_of(layer_ids, 3);
+    assert_int_equal(moor_store_open(process, &args, &store), MOOR_E_INVALID);
+    assert_non_null(strstr(moor_last_error(), "layer_ids run from 1 to 3, the model has 3 layers"));
+    args = args_of(negative, 4);
+    assert_int_equal(moor_store_open(process, &args, &store), MOOR_E_INVALID);
+    assert_null(store);
+    args = args_of(layer_ids, 0); /* up to the last of them */
+    assert_int_equal(moor_store_open(process, &args, &store), MOOR_OK);
+    moor_store_close(store);
+    assert_int_equal(support_end(process), 1);
+}
+
+/* ---- a thread that does not end ---------------------------------------------------------------------------------- */
+
+static _Atomic int *stuck, *go_on;
+
+static void slow_log(void *user, int level, const char *text)
+{
+    (void)user, (void)level;
+    if (!strstr(text, "connection closed"))
+        return;
+    atomic_store(stuck, 1);
+    while (!atomic_load(go_on))
+        support_sleep_ms(1);
+}
+
+static void await(_Atomic int *what)
+{
+    for (int i = 0; i < 20000 && !atomic_load(what); i++)
+        support_sleep_ms(1);
+    if (!atomic_load(what))
+        _exit(2);
+}
+
+/* In a process of its own: the thread is left behind with what it uses. */
+static int close_a_stuck_store(const char *dir)
+{
+    moor_host host = MOOR_HOST_INIT;
+    moor_process_args process_args = MOOR_PROCESS_ARGS_INIT;
+    moor_process *process;
+    moor_store *store;
+    moor_store_args args = args_of(layer_ids, 4);
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    host.log = slow_log;
+    process_args.host = &host;
+    setenv("MOOR_DIR", dir, 1);
+    if (moor_process_join(NULL, &process_args, &process) || moor_store_open(process, &args, &store))
+        return 3;
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s/default/store-0.sock", dir);
+    if (connect(fd, (struct sockaddr *)&address, sizeof(address)) || send(fd, "no greeting at all", 18, 0) != 18)
+        return 4;
+    await(stuck);
+    uint64_t begun = moor_now_ns();
+    moor_store_close(store);
+    if (moor_now_ns() - begun > 20000000000ull)
+        return 5;
+    moor_process_leave(process);
+    atomic_store(go_on, 1);
+    support_sleep_ms(200); /* the thread ends now, and looks at the shared state on its way */
+    return 0;
+}
+
+static void a_thread_that_does_not_end_keeps_what_it_uses(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/moor-stuck-XXXXXX", command[64];
+    int status = -1;
+    stuck = mmap(NULL, 2 * sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    go_on = stuck + 1;
+    unsetenv("MOOR_INSTANCE");
+    assert_non_null(mkdtemp(dir));
+    pid_t child = fork();
+    if (child == 0)
+        _exit(close_a_stuck_store(dir));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    snprintf(command, sizeof(command), "rm -rf %s", dir);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(status, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(layers_of_the_model_only),
+        cmocka_unit_test(a_thread_that_does_not_end_keeps_what_it_uses),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
