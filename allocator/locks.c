@@ -184,13 +184,24 @@ int moor_locks_other_server(int locks_fd)
     return alive;
 }
 
-/* Under the mutex: a descriptor to ask with, ours when this process is a member (*entry), else opened for the question. -1:
- * no such file. Given back with done_asking. */
+enum { ABSENT = -1, CANNOT_ASK = -2 };
+
+/* Under the mutex: a descriptor to ask with, ours when this process is a member (*entry), else opened for the question; ABSENT
+ * without such a file, CANNOT_ASK when it cannot be opened (no descriptor is left, say). Given back with done_asking. */
 static int ask_fd(int dir_fd, struct entry **entry)
 {
     struct stat st;
     *entry = fstatat(dir_fd, "locks", &st, AT_SYMLINK_NOFOLLOW) == 0 ? find_file(&st) : NULL;
-    return *entry ? (*entry)->fd : openat(dir_fd, "locks", O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    if (*entry)
+        return (*entry)->fd;
+    int fd = openat(dir_fd, "locks", O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    return fd >= 0 ? fd : errno == ENOENT ? ABSENT : CANNOT_ASK;
+}
+
+/* The same for what ask_fd gave. Files of a server that is taken for dead are removed: who cannot ask must not say so. */
+static int held(int fd, off_t byte)
+{
+    return fd == CANNOT_ASK || (fd >= 0 && held_by_other(fd, byte));
 }
 
 static void done_asking(int fd, const struct entry *entry)
@@ -204,7 +215,7 @@ int moor_locks_server_alive(int dir_fd)
     struct entry *entry;
     pthread_mutex_lock(&mutex);
     int fd = ask_fd(dir_fd, &entry);
-    int alive = (entry && entry->servers) || (fd >= 0 && held_by_other(fd, MOOR_LOCKS_SERVER));
+    int alive = (entry && entry->servers) || held(fd, MOOR_LOCKS_SERVER);
     done_asking(fd, entry);
     pthread_mutex_unlock(&mutex);
     return alive;
@@ -216,7 +227,7 @@ void moor_locks_slots_alive(int dir_fd, uint8_t alive[MOOR_LOCKS_SLOTS])
     pthread_mutex_lock(&mutex);
     int fd = ask_fd(dir_fd, &entry);
     for (uint32_t slot = 0; slot < MOOR_LOCKS_SLOTS; slot++)
-        alive[slot] = (entry && entry->slot == slot) || (fd >= 0 && held_by_other(fd, slot));
+        alive[slot] = (entry && entry->slot == slot) || held(fd, slot);
     done_asking(fd, entry);
     pthread_mutex_unlock(&mutex);
 }

@@ -103,10 +103,15 @@ static int make_file(moor_hold *hold, int folder, const char *label, uint64_t by
     clean_label(label, clean);
     int len = snprintf(text, sizeof(text), "moor-hold 1\npid %d\nbytes %llu\nlabel %s\n", (int)hold->pid,
                        (unsigned long long)bytes, clean);
-    if (fcntl(hold->fd, F_SETLK, &lock) == 0 && write(hold->fd, text, (size_t)len) == len &&
-        renameat(folder, temporary, folder, hold->name) == 0)
-        return 0;
-    int saved = errno;
+    int saved = 0;
+    if (fcntl(hold->fd, F_SETLK, &lock) == 0) {
+        ssize_t wrote = write(hold->fd, text, (size_t)len);
+        if (wrote == len && renameat(folder, temporary, folder, hold->name) == 0)
+            return 0;
+        saved = wrote >= 0 && wrote != len ? ENOSPC : errno; /* a short write leaves no errno of its own */
+    } else {
+        saved = errno;
+    }
     unlinkat(folder, temporary, 0);
     close(hold->fd);
     hold->fd = -1;
@@ -268,8 +273,24 @@ static void drop_stale_temporary(int folder, const char *name)
         unlinkat(folder, name, 0);
 }
 
+static void add_holder(moor_holders *out, const moor_holder *holder)
+{
+    if (out->count < MOOR_HOLDS_NAMED)
+        out->named[out->count] = *holder;
+    out->count++;
+}
+
+/* The kernel says whose lock it is, in our numbers; 0 when the process is in a PID namespace that we do not see. Only then is the
+ * number in the file believed: in another container it may be a rank's number and another process. */
+static int is_of(uint32_t pid, pid_t by_kernel, uint32_t by_file)
+{
+    return pid && (by_kernel > 0 ? (uint32_t)by_kernel : by_file) == pid;
+}
+
+/* A file that cannot be looked at counts as a hold: to resume into memory in use is worse than to wait. */
 static void look_at(int folder, const char *name, uint32_t except_pid, moor_holders *out)
 {
+    moor_holder holder = {.label = "a hold that cannot be opened"};
     if (is_own(name))
         return;
     if (name[0] == '.') {
@@ -278,20 +299,18 @@ static void look_at(int folder, const char *name, uint32_t except_pid, moor_hold
         return;
     }
     int fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0)
-        return; /* released meanwhile */
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    if (fcntl(fd, F_GETLK, &lock) == 0) {
-        moor_holder holder;
-        read_file(fd, &holder);
-        if (lock.l_type == F_UNLCK)
-            unlinkat(folder, name, 0); /* names are never used twice: this is the dead holder's */
-        else if (!except_pid || holder.pid != except_pid) {
-            if (out->count < MOOR_HOLDS_NAMED)
-                out->named[out->count] = holder;
-            out->count++;
-        }
+    if (fd < 0) {
+        if (errno != ENOENT && errno != ELOOP) /* released meanwhile; a link is none of ours */
+            add_holder(out, &holder);
+        return;
     }
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    int asked = fcntl(fd, F_GETLK, &lock) == 0;
+    read_file(fd, &holder);
+    if (asked && lock.l_type == F_UNLCK)
+        unlinkat(folder, name, 0); /* names are never used twice: this is the dead holder's */
+    else if (!is_of(except_pid, asked ? lock.l_pid : 0, holder.pid))
+        add_holder(out, &holder);
     close(fd);
 }
 

@@ -116,35 +116,33 @@ static uint64_t sum(const uint32_t *counts, uint32_t from, uint32_t to)
     return total;
 }
 
-/* Where this rank's tokens begin among those of the capture (SEMANTICS 1.12). Which of the layouts it is follows from the number of tokens. */
+/* Where this rank's tokens begin among those of the capture (SEMANTICS 1.12). Which of the layouts it is follows from the number of
+ * tokens. One number can be two of them, [1, 1] of two ranks in two shards each say: what came with shard sizes is
+ * sharded, what came without is not. */
 static moor_status local_tokens(const moor_store *store, uint32_t column, uint32_t seen, const moor_dp_layout *dp,
                                 uint64_t *first)
 {
     uint32_t local = dp->tokens_per_dp[store->dp_rank];
-    uint64_t all = sum(dp->tokens_per_dp, 0, store->dp_size);
-    uint64_t gathered = 0;
-    uint32_t own_shards = 0;
-    if (dp->shard_sizes && dp->n_shards % store->dp_size == 0) {
-        own_shards = dp->n_shards / store->dp_size;
-        gathered = sum(dp->shard_sizes, 0, dp->n_shards);
-    }
-    uint64_t padded = ((uint64_t)local + store->tp_size - 1) / store->tp_size * store->tp_size;
-    uint64_t own =
-        own_shards ? sum(dp->shard_sizes, store->dp_rank * own_shards, (store->dp_rank + 1) * own_shards) : padded;
+    uint64_t all = sum(dp->tokens_per_dp, 0, store->dp_size), gathered = 0, own = 0;
+    uint32_t per_rank = dp->shard_sizes && dp->n_shards % store->dp_size == 0 ? dp->n_shards / store->dp_size : 0,
+             begin = 0;
     uint64_t at = 0;
-    if (seen == all) /* every rank's tokens, one rank after the other */
+    if (per_rank) {
+        begin = store->dp_rank * per_rank;
+        gathered = sum(dp->shard_sizes, 0, dp->n_shards);
+        own = sum(dp->shard_sizes, begin, begin + per_rank);
+    }
+    if (per_rank && seen == gathered) /* all shards of all ranks, each rank's padding behind its tokens */
+        at = sum(dp->shard_sizes, 0, begin);
+    else if (per_rank && seen == own) /* our own shards, padding at the end */
+        at = 0;
+    else if (seen == all) /* every rank's tokens, one rank after the other */
         at = sum(dp->tokens_per_dp, 0, store->dp_rank);
-    else if (seen == local) /* ours only */
-        at = 0;
-    else if (own_shards && seen == gathered) /* all shards of all ranks, each rank's padding behind its tokens */
-        at = sum(dp->shard_sizes, 0, store->dp_rank * own_shards);
-    else if (seen == own || seen == padded) /* our own shards, padding at the end */
-        at = 0;
-    else
+    else if (seen != local) /* not ours only either */
         return moor_fail(MOOR_E_INVALID,
-                         "capture of layer column %u: %u tokens, expected this rank's %u, all ranks' %llu, or shards "
-                         "of %llu or %llu",
-                         column, seen, local, (unsigned long long)all, (unsigned long long)own,
+                         "capture of layer column %u: %u tokens, expected this rank's %u, all ranks' %llu, or, of "
+                         "%u shards a rank, %llu or %llu",
+                         column, seen, local, (unsigned long long)all, per_rank, (unsigned long long)own,
                          (unsigned long long)gathered);
     if (at + local > seen)
         return moor_fail(MOOR_E_INVALID,

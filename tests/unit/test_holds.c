@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -112,6 +113,78 @@ static pid_t holder(const char *device, const char *label, uint64_t bytes)
     for (int i = 0; i < 20000 && atomic_load(go) != 1; i++)
         support_sleep_ms(1);
     return child;
+}
+
+/* A trainer of another container may have a rank's process number: who has the lock is what counts. */
+static void S5_1_a_process_number_alone_makes_no_rank(void **state)
+{
+    (void)state;
+    char path[PATH_MAX], text[128];
+    pid_t child = holder("cpu:0", "trainer", 7);
+    moor_holders out = {0};
+    assert_ok(moor_holds_read(base, "cpu:0", (uint32_t)child, &out));
+    assert_int_equal(out.count, 0); /* the rank's own */
+    atomic_store(go, 2);
+    assert_int_equal(support_wait(child), 0);
+    child = fork();
+    if (!child) {
+        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        snprintf(path, sizeof(path), "%s/holds", base);
+        mkdir(path, 0700);
+        snprintf(path, sizeof(path), "%s/holds/cpu:0", base);
+        mkdir(path, 0700);
+        snprintf(path, sizeof(path), "%s/holds/cpu:0/%d.0.1", base, (int)getppid());
+        int fd = open(path, O_RDWR | O_CREAT | O_EXCL, 0600);
+        int n = snprintf(text, sizeof(text), "moor-hold 1\npid %d\nbytes 7\nlabel other\n", (int)getppid());
+        if (fcntl(fd, F_SETLK, &lock) || write(fd, text, (size_t)n) != n)
+            _exit(1);
+        atomic_store(go, 1);
+        while (atomic_load(go) != 3)
+            support_sleep_ms(1);
+        _exit(0);
+    }
+    for (int i = 0; i < 20000 && atomic_load(go) != 1; i++)
+        support_sleep_ms(1);
+    out = (moor_holders){0};
+    assert_ok(moor_holds_read(base, "cpu:0", (uint32_t)getpid(), &out));
+    assert_int_equal(out.count, 1);
+    assert_int_equal(out.named[0].pid, getpid());
+    atomic_store(go, 3);
+    assert_int_equal(support_wait(child), 0);
+}
+
+/* Whoever cannot open a hold's file does not go on as if there were none. */
+static void S5_1_a_hold_that_cannot_be_opened_counts(void **state)
+{
+    (void)state;
+    char path[PATH_MAX];
+    moor_holders out = {0};
+    snprintf(path, sizeof(path), "%s/holds", base);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof(path), "%s/holds/cpu:0", base);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof(path), "%s/holds/cpu:0/1.0.1", base); /* open() of a socket: ENXIO, whoever asks */
+    assert_int_equal(mknod(path, S_IFSOCK | 0600, 0), 0);
+    assert_ok(moor_holds_read(base, "cpu:0", 0, &out));
+    assert_int_equal(out.count, 1);
+    assert_string_equal(out.named[0].label, "a hold that cannot be opened");
+}
+
+static void a_hold_that_cannot_be_written_is_none(void **state)
+{
+    (void)state;
+    pid_t child = fork();
+    if (!child) {
+        struct rlimit little = {20, 20};
+        moor_hold *hold = NULL;
+        signal(SIGXFSZ, SIG_IGN);
+        setrlimit(RLIMIT_FSIZE, &little); /* the file's first 20 bytes are taken, and no error is told */
+        moor_status status = moor_hold_take(base, "cpu:0", "trainer", 1, &hold);
+        _exit(status == MOOR_E_IO && !hold ? 0 : 1);
+    }
+    assert_int_equal(support_wait(child), 0);
+    assert_int_equal(files_in("cpu:0"), 0);
 }
 
 static void S5_3_holders_are_named(void **state)
@@ -273,6 +346,9 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, start, stop)
     const struct CMUnitTest tests[] = {
         TEST(S5_1_a_hold_is_seen_by_others_until_it_is_released),
+        TEST(S5_1_a_process_number_alone_makes_no_rank),
+        TEST(S5_1_a_hold_that_cannot_be_opened_counts),
+        TEST(a_hold_that_cannot_be_written_is_none),
         TEST(S5_3_holders_are_named),
         TEST(S5_1_a_killed_holder_holds_nothing),
         TEST(S5_1_a_fork_inherits_nothing),
