@@ -1,24 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runtime.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "table.h"
+
+enum { PATH_MAX_NAMES = 6 };
+
 static moor_runtime runtime;
-static pid_t runtime_pid;
+static int runtime_watches_forks;
+
+/* A forked child has nothing of its parent's: the objects stay with the parent, the memory of the handles is left. */
+static void runtime_in_child(void)
+{
+    memset(&runtime, 0, sizeof(runtime));
+}
 
 moor_runtime *moor_runtime_get(void)
 {
-    /* A forked child has nothing of its parent's: the objects stay with the parent, the memory of the handles is left. */
-    pid_t pid = getpid();
-    if (runtime_pid != pid) {
-        memset(&runtime, 0, sizeof(runtime));
+    if (!runtime_watches_forks) /* before the runtime holds anything; a failure is tried again, and join refuses meanwhile */
+        runtime_watches_forks = pthread_atfork(NULL, NULL, runtime_in_child) == 0;
+    if (!runtime.api)
         runtime.api = moor_get_api(MOOR_API_VERSION, NULL);
-        runtime_pid = pid;
-    }
     return &runtime;
 }
 
@@ -92,6 +100,10 @@ int moor_runtime_join(const char *engine, uint32_t roles, uint32_t rank, uint32_
         moor_runtime_raise(MOOR_E_VERSION, "join");
         return -1;
     }
+    if (!runtime_watches_forks) {
+        PyErr_SetString(PyExc_MemoryError, "moor: pthread_atfork failed: a forked child would use its parent's store");
+        return -1;
+    }
     int present = section && section != Py_None;
     if (rt->off || (!rt->process && !present && !moor_runtime_configured_by_environment())) {
         rt->off = 1;
@@ -163,22 +175,72 @@ moor_client *moor_runtime_client(void)
     return client;
 }
 
+/* A path's names as interned strings. A name made anew for every look-up would miss the interpreter's cache of class
+ * attributes, and push somebody else's entry out of it. The GIL guards the table; paths are few, and written in the adapters. */
+typedef struct {
+    UT_hash_handle hh;
+    uint32_t n;
+    PyObject *names[PATH_MAX_NAMES];
+    char path[];
+} path_names;
+
+static void path_free(path_names *p)
+{
+    while (p->n)
+        Py_DECREF(p->names[--p->n]);
+    free(p);
+}
+
+static path_names *path_parse(const char *path, size_t len)
+{
+    path_names *p = calloc(1, sizeof(*p) + len + 1);
+    if (!p)
+        return NULL;
+    memcpy(p->path, path, len);
+    for (char *at = p->path, *dot; p->n < PATH_MAX_NAMES; at = dot + 1) {
+        dot = strchr(at, '.');
+        if (dot)
+            *dot = 0;
+        PyObject *name = PyUnicode_InternFromString(at);
+        if (!name)
+            break;
+        p->names[p->n++] = name;
+        if (!dot)
+            return p;
+        *dot = '.';
+    }
+    path_free(p);
+    return NULL;
+}
+
+static const path_names *path_find(const char *path)
+{
+    static path_names *known;
+    size_t len = strlen(path);
+    path_names *p;
+    HASH_FIND(hh, known, path, len, p);
+    if (p)
+        return p;
+    p = path_parse(path, len);
+    if (!p)
+        return NULL;
+    HASH_ADD(hh, known, path, len, p);
+    if (MOOR_TABLE_HAS(p))
+        return p;
+    path_free(p);
+    return NULL;
+}
+
 PyObject *moor_py_path(PyObject *object, const char *path)
 {
-    if (!object)
+    const path_names *parsed = object ? path_find(path) : NULL;
+    if (!parsed) {
+        PyErr_Clear();
         return NULL;
+    }
     PyObject *current = Py_NewRef(object);
-    while (*path) {
-        char name[96];
-        size_t length = strcspn(path, ".");
-        if (length >= sizeof(name)) {
-            Py_DECREF(current);
-            return NULL;
-        }
-        memcpy(name, path, length);
-        name[length] = 0;
-        path += length + (path[length] == '.');
-        PyObject *next = PyObject_GetAttrString(current, name);
+    for (uint32_t i = 0; i < parsed->n; i++) {
+        PyObject *next = PyObject_GetAttr(current, parsed->names[i]);
         Py_DECREF(current);
         if (!next || next == Py_None) {
             PyErr_Clear();

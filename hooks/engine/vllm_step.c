@@ -5,9 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <uthash.h>
-
 #include "capture.h"
+#include "table.h"
 #include "vllm_worker.h"
 
 #define W moor_vllm_worker_state
@@ -102,7 +101,11 @@ static tracked *track_new(const char *id, size_t len, PyObject *state)
     t->next = UINT64_MAX;
     t->rows_hint = rows_hint(state);
     HASH_ADD(hh, step.requests, id, len, t);
-    return t;
+    if (MOOR_TABLE_HAS(t))
+        return t;
+    free(t);
+    PyErr_NoMemory();
+    return NULL;
 }
 
 static int track_blocks(tracked *t, PyObject *state, uint64_t start, uint32_t count)

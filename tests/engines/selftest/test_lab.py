@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(HERE), "lib"))
 
 import numpy as np  # noqa: E402
 
-from moorlab import client, compare, load, models, numbers, oracle, procs, server  # noqa: E402
+from moorlab import client, compare, load, models, numbers, oracle, procs, server, versus  # noqa: E402
 
 
 def routes(rows=6, layers=3, k=4, experts=16, seed=0):
@@ -198,6 +198,14 @@ class Load(unittest.TestCase):
         np.save(out, want)
         c = client.Completion("c", [], [], "stop", raw_routes=base64.b64encode(out.getvalue()).decode())
         self.assertIsNone(compare.bit_for_bit("r", c.routes(), want))
+
+    def test_balanced_cancels_the_place(self):
+        # The later server of each kind is twice as fast; with Moor 0.9 of without, everywhere.
+        got = versus.balanced([[100.0, 110.0], [200.0, 220.0]], [[90.0, 99.0], [180.0, 198.0]])
+        self.assertAlmostEqual(got.median, 0.9)
+        self.assertEqual((got.rounds, str(got)), (2, "0.900 (rounds 0.900 to 0.900)"))
+        self.assertRaises(ValueError, versus.balanced, [[1.0]], [[1.0, 2.0]])
+        self.assertRaises(ValueError, versus.balanced, [[1.0], [1.0]], [[1.0]])
 
     def test_overhead_pairs_rounds(self):
         ratio, (low, high) = load.overhead([100.0, 200.0], [90.0, 220.0])

@@ -9,15 +9,18 @@
 static void on_sealed(void *user, const moor_sealed_event *event)
 {
     lab_store *lab = user;
+    pthread_mutex_lock(&lab->events_lock); /* whoever sealed calls, without the store's lock: a test may have many threads */
     lab->sealed_events++;
     lab->last_event = *event;
     for (uint32_t i = 0; i < event->n_ids && i < 8; i++)
         lab->last_ids[i] = event->ids[i];
+    pthread_mutex_unlock(&lab->events_lock);
 }
 
 void lab_defaults(lab_store *lab)
 {
     memset(lab, 0, sizeof(*lab));
+    pthread_mutex_init(&lab->events_lock, NULL);
     lab->ring = calloc(1, sizeof(*lab->ring));
     for (int i = 0; i < 64; i++)
         lab->layer_ids[i] = 3 + 2 * i;

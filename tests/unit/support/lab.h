@@ -32,6 +32,7 @@ typedef struct lab_store {
     moor_state_seal_ring *ring;
     int32_t layer_ids[64];
     uint64_t epoch;
+    pthread_mutex_t events_lock; /* over the three below */
     int sealed_events;
     moor_sealed_event last_event; /* ids are gone */
     moor_hash128 last_ids[8];
