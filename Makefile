@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # What people type. Each target does the set-up that it needs; CMake does the building.
-#   make           build into build/          make demo     a real vLLM server, Moor, a trainer: the whole cycle
+#   make           build into build/          make demo     a real server (ENGINE=vllm|sglang|lmdeploy), Moor, a trainer: the cycle
 #   make test      every test, engines too    make bench    the README's figures
 #   make test-asan, make test-tsan            make fuzz     FUZZ_SECONDS each
 #   make format, make lint, make clean        make abi-dump accept the present ABI as the golden one
@@ -9,6 +9,7 @@ BUILD ?= build
 JOBS ?= $(shell nproc)
 CTEST = ctest --output-on-failure --no-tests=error -j $(JOBS)
 FUZZ_SECONDS ?= 60
+ENGINE ?= vllm
 own = $(shell git ls-files '*.c' '*.h')
 
 .PHONY: all setup setup-test test test-asan test-tsan demo bench fuzz format lint abi-dump clean
@@ -26,7 +27,9 @@ setup-test:
 # Engine tests find their environments through $MOOR_VENV_*, and skip (saying so) where one cannot be made.
 test: setup-test all
 	vllm=$$(scripts/engine-env vllm); vllm024=$$(scripts/engine-env vllm024); \
-	cd $(BUILD) && MOOR_VENV_VLLM=$$vllm MOOR_VENV_VLLM024=$$vllm024 $(CTEST) -LE slow
+	sglang=$$(scripts/engine-env sglang); lmdeploy=$$(scripts/engine-env lmdeploy); \
+	cd $(BUILD) && MOOR_VENV_VLLM=$$vllm MOOR_VENV_VLLM024=$$vllm024 MOOR_VENV_SGLANG=$$sglang MOOR_VENV_LMDEPLOY=$$lmdeploy \
+	$(CTEST) -LE slow
 
 test-asan: setup-test
 	cmake -S . -B $(BUILD)-asan -G Ninja -DMOOR_SANITIZE=address
@@ -39,7 +42,7 @@ test-tsan: setup-test
 	cd $(BUILD)-tsan && $(CTEST) -L 'unit|integration' -LE 'engine|slow'
 
 demo: setup-test all
-	MOOR_VENV_VLLM=$$(scripts/engine-env vllm) MOOR_BUILD_DIR=$(abspath $(BUILD)) tests/engines/demo/run.sh
+	MOOR_BUILD_DIR=$(abspath $(BUILD)) tests/engines/demo/run.sh $(ENGINE)
 
 bench: setup-test all
 	MOOR_BUILD_DIR=$(abspath $(BUILD)) bench/run.sh

@@ -12,7 +12,7 @@ typedef struct {
 
 static struct {
     int keep;
-    uint64_t drain_until_ns;
+    uint64_t drain_until_ns, open_until_ns;
 } gate;
 
 enum { KEEP_AFTER_ROUNDS = 60 }; /* about a second */
@@ -203,15 +203,33 @@ int moor_gate_update_error(moor_jp_call *call)
     return MOOR_JP_OK;
 }
 
+static int opened(moor_status status)
+{
+    if (status == MOOR_OK)
+        return MOOR_JP_OK;
+    moor_runtime_raise(status, "reopen");
+    return moor_gate_enforced() ? MOOR_JP_RAISE : MOOR_JP_FAILED;
+}
+
 int moor_gate_open(void)
 {
     moor_runtime *rt = moor_runtime_get();
     if (!moor_gate_on())
         return MOOR_JP_OK;
     gate.keep = 0;
-    moor_status status = rt->api->gate_reopen(rt->process, 0.0);
-    if (status == MOOR_OK)
+    return opened(rt->api->gate_reopen(rt->process, 0.0));
+}
+
+int moor_gate_open_settled(moor_jp_call *call)
+{
+    moor_runtime *rt = moor_runtime_get();
+    if (!moor_gate_on())
         return MOOR_JP_OK;
-    moor_runtime_raise(status, "reopen");
-    return moor_gate_enforced() ? MOOR_JP_RAISE : MOOR_JP_FAILED;
+    gate.keep = 0;
+    if (!call->rounds)
+        gate.open_until_ns = now_ns() + (uint64_t)(rt->config.weights_timeout_s * 1e9);
+    moor_status status = rt->api->gate_reopen(rt->process, 0.0);
+    if (status == MOOR_E_TIMEOUT && moor_gate_enforced() && now_ns() < gate.open_until_ns)
+        return await_a_moment(call);
+    return opened(status);
 }

@@ -36,5 +36,7 @@ int moor_gate_install(const char *label);
 /* The update raised (call->exc): the version is unknown. */
 int moor_gate_update_error(moor_jp_call *call);
 int moor_gate_open(void);
+/* The same for an engine that answers when its first rank is done: while another rank is still inside the update, the call waits. */
+int moor_gate_open_settled(moor_jp_call *call);
 
 #endif

@@ -74,6 +74,7 @@ static const moor_jp joinpoints[] = {
      .role = "core",
      .targets = {"lmdeploy.pytorch.messages:SamplingParam.from_gen_config"},
      .flags = MOOR_JP_REQUIRED,
+     .params = {"gen_config"},
      .after = moor_lmdeploy_sampling_param_after},
     {.name = "engine.need_routes",
      .role = "core",

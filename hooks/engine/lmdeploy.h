@@ -2,7 +2,8 @@
 /*
  * lmdeploy.h — what the parts of the LMDeploy adapter share: the table in lmdeploy.c names callbacks of
  *   lmdeploy_front.c   AsyncEngine, engine proxy: gate, sleep and wakeup, weight updates as the HTTP process sees them
- *   lmdeploy_engine.c  Engine and its loop: store, steps, seal, delivery
+ *   lmdeploy_engine.c  Engine and its loop: store, steps, seal
+ *   lmdeploy_reply.c   what leaves the engine's process: a response's routes, the environment of Ray's workers
  *   lmdeploy_agent.c   model agent (in the engine's process, or in a Ray worker): weight updates, wakeup, cleanup window
  * LMDeploy's scheduler sees each step's ids with the sequences they belong to; that process records, whatever executor
  * computes. All run with the GIL held. Objects are read by attribute; nothing depends on a version number.
@@ -13,6 +14,11 @@
 #include "runtime.h"
 
 extern const moor_engine moor_engine_lmdeploy;
+
+/* What a request's field holds until its record is read: the record's id behind this. */
+#define MOOR_LMDEPLOY_MARKER "moor-record:"
+/* The attribute of a GenerationConfig, and then of a SamplingParam, that carries the session_id which the client sent. */
+#define MOOR_LMDEPLOY_SESSION "moor_session"
 
 /* Join in `roles` with $MOOR_CONFIG: LMDeploy has no place of its own for it. As moor_runtime_join. */
 int moor_lmdeploy_join(uint32_t roles, uint32_t rank, uint32_t world, uint32_t dp_rank);
@@ -43,12 +49,14 @@ int moor_lmdeploy_outputs_before(moor_jp_call *call);
 int moor_lmdeploy_outputs_after(moor_jp_call *call);
 int moor_lmdeploy_stop_session_before(moor_jp_call *call);
 int moor_lmdeploy_end_session_before(moor_jp_call *call);
-int moor_lmdeploy_extra_outputs_before(moor_jp_call *call);
 int moor_lmdeploy_engine_sleep_after(moor_jp_call *call);
-int moor_lmdeploy_ray_env_after(moor_jp_call *call);
 /* The text model's Hugging Face configuration inside a ModelConfig (new reference), and whether its layer has experts. */
 PyObject *moor_lmdeploy_hf_config(PyObject *model_config);
 int moor_lmdeploy_is_moe(PyObject *hf_config, long layer);
+
+/* lmdeploy_reply.c */
+int moor_lmdeploy_extra_outputs_before(moor_jp_call *call);
+int moor_lmdeploy_ray_env_after(moor_jp_call *call);
 
 /* lmdeploy_agent.c */
 int moor_lmdeploy_agent_init(moor_jp_call *call);

@@ -6,11 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "deliver.h"
 #include "lmdeploy.h"
-
-/* What a request's field holds until its record is read: the record's id behind this. */
-#define MARKER "moor-record:"
 
 static struct {
     uint32_t layers, top_k, num_experts, model_layers; /* layers 0: recording is off */
@@ -191,7 +187,14 @@ static int recording(void)
 /* Moor's own copy of the routes is the only one: sequences that keep none do not grow, copy and trim theirs. */
 int moor_lmdeploy_sampling_param_after(moor_jp_call *call)
 {
-    if (!recording() || moor_runtime_get()->config.deliver == MOOR_DELIVER_NONE ||
+    if (!recording())
+        return MOOR_JP_OK;
+    PyObject *session = moor_py_path(moor_jp_param(call, 0), MOOR_LMDEPLOY_SESSION);
+    int failed = session && PyObject_SetAttrString(call->result, MOOR_LMDEPLOY_SESSION, session);
+    Py_XDECREF(session);
+    if (failed)
+        return MOOR_JP_FAILED;
+    if (moor_runtime_get()->config.deliver == MOOR_DELIVER_NONE ||
         !moor_py_true(call->result, "return_routed_experts", 0))
         return MOOR_JP_OK;
     if (PyObject_SetAttrString(call->result, "moor_wanted", Py_True) ||
@@ -308,6 +311,21 @@ static PyObject *blocks_of(PyObject *sequence)
     return bytes;
 }
 
+/* The record is found by "session-N" too, N being the session_id that the client sent. Told before a prefill's step. */
+static void add_session(PyObject *sequence, const char *id, uint32_t len)
+{
+    moor_runtime *rt = moor_runtime_get();
+    PyObject *sent = moor_py_path(sequence, "sampling_param." MOOR_LMDEPLOY_SESSION);
+    PyObject *alias = sent ? PyUnicode_FromFormat("session-%S", sent) : NULL;
+    Py_ssize_t alias_len;
+    const char *text = moor_py_text(alias, &alias_len);
+    if (text)
+        rt->api->request_alias(rt->store, id, len, text, (uint32_t)alias_len, 0);
+    PyErr_Clear();
+    Py_XDECREF(alias);
+    Py_XDECREF(sent);
+}
+
 static int add(PyObject *sequence, uint64_t start, uint32_t count, int prefill)
 {
     PyObject *session = moor_py_path(sequence, "session_id");
@@ -320,6 +338,8 @@ static int add(PyObject *sequence, uint64_t start, uint32_t count, int prefill)
         PyErr_SetString(PyExc_AttributeError, "a sequence of the batch has no session_id");
         return -1;
     }
+    if (prefill)
+        add_session(sequence, text, (uint32_t)len);
     PyObject *blocks = blocks_of(sequence);
     long long more = moor_py_int(sequence, "sampling_param.max_new_tokens", 0);
     long long hint = moor_py_int(sequence, "num_valid_ids", 0) + (prefill && more > 0 ? more : 0);
@@ -470,7 +490,7 @@ static int seal(PyObject *sequence, uint64_t rows, uint32_t flags)
 static int finish_one(PyObject *sequence, PyObject *output)
 {
     if (moor_py_true(sequence, "sampling_param.moor_wanted", 0)) {
-        PyObject *marker = PyUnicode_FromFormat(MARKER "%lld", moor_py_int(sequence, "session_id", -1));
+        PyObject *marker = PyUnicode_FromFormat(MOOR_LMDEPLOY_MARKER "%lld", moor_py_int(sequence, "session_id", -1));
         int failed = !marker || PyObject_SetAttrString(output, "routed_experts", marker);
         Py_XDECREF(marker);
         if (failed)
@@ -545,58 +565,6 @@ int moor_lmdeploy_end_session_before(moor_jp_call *call)
     return each_of_session(call, 1);
 }
 
-/* ---- delivery ------------------------------------------------------------------------------------------------------ */
-
-/* What takes the marker's place in the response: uint16 [rows, model layers, K] as the engine's own, or a reference. */
-static PyObject *deliver(PyObject *marker, long long num_all_ids)
-{
-    moor_runtime *rt = moor_runtime_get();
-    moor_delivery delivery = {.timeout = 1.0, .dtype = MOOR_DTYPE_U16};
-    const char *text = moor_py_text(marker, &delivery.id_len);
-    delivery.id = text + strlen(MARKER);
-    delivery.id_len -= (Py_ssize_t)strlen(MARKER);
-    delivery.rows = (uint64_t)(num_all_ids - 1);
-    PyObject *field =
-        rt->config.deliver == MOOR_DELIVER_REF ? moor_deliver_ref(&delivery) : moor_deliver_array(&delivery);
-    rt->api->count(rt->process, field ? "moor_delivered_total" : "moor_deliver_errors_total", 1);
-    return field;
-}
-
-static int is_marker(PyObject *field)
-{
-    const char *text = moor_py_text(field, NULL);
-    return text && strncmp(text, MARKER, strlen(MARKER)) == 0;
-}
-
-/* The last response of a request, finished or cancelled, carries its routes. A reference must not pass through the engine's
- * own Ray store, which looks at the array's shape. */
-int moor_lmdeploy_extra_outputs_before(moor_jp_call *call)
-{
-    PyObject *response = moor_jp_param(call, 0), *count = moor_jp_param(call, 1);
-    PyObject *data = moor_py_path(response, "data");
-    PyObject *marker = data && PyDict_Check(data) ? PyDict_GetItemString(data, "routed_experts") : NULL;
-    if (!marker || !is_marker(marker)) {
-        Py_XDECREF(data);
-        return MOOR_JP_OK;
-    }
-    long long ids = count ? PyLong_AsLongLong(count) : -1;
-    PyObject *field = ids > 1 ? deliver(marker, ids) : NULL;
-    int result = field || ids <= 1 ? MOOR_JP_OK : MOOR_JP_FAILED;
-    if (ids < 0 && !PyErr_Occurred())
-        PyErr_SetString(PyExc_TypeError, "_get_extra_outputs says no number of ids"), result = MOOR_JP_FAILED;
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyDict_SetItemString(data, "routed_experts", field ? field : Py_None);
-    PyErr_Restore(type, value, trace);
-    if (field && PyUnicode_Check(field)) {
-        PyObject *extra = Py_BuildValue("{sO}", "routed_experts", field);
-        result = moor_jp_set_result(call, extra) ? MOOR_JP_FAILED : MOOR_JP_DONE;
-    }
-    Py_XDECREF(field);
-    Py_DECREF(data);
-    return result;
-}
-
 /* ---- the rest ------------------------------------------------------------------------------------------------------ */
 
 /* The KV cache went; what is prefilled next is computed anew. */
@@ -606,29 +574,5 @@ int moor_lmdeploy_engine_sleep_after(moor_jp_call *call)
     moor_runtime *rt = moor_runtime_get();
     if (recording())
         rt->api->kv_reset(rt->store);
-    return MOOR_JP_OK;
-}
-
-/* Workers of a Ray cluster that was there before do not inherit this process' environment. */
-int moor_lmdeploy_ray_env_after(moor_jp_call *call)
-{
-    static const char *const names[] = {"LD_PRELOAD", "MOOR_CONFIG", "MOOR_INSTANCE", "MOOR_DIR", NULL};
-    PyObject *vars = moor_runtime_get()->process && PyDict_Check(call->result)
-                         ? PyDict_GetItemString(call->result, "env_vars")
-                         : NULL;
-    char told[128] = "";
-    for (int i = 0; vars && names[i]; i++) {
-        const char *value = getenv(names[i]);
-        PyObject *text = value && *value ? PyUnicode_DecodeFSDefault(value) : NULL;
-        int failed = text && PyDict_SetItemString(vars, names[i], text);
-        size_t used = strlen(told);
-        if (text && !failed)
-            snprintf(told + used, sizeof(told) - used, "%s%s", used ? ", " : "", names[i]);
-        Py_XDECREF(text);
-        if (failed || PyErr_Occurred())
-            return MOOR_JP_FAILED;
-    }
-    if (*told)
-        moor_runtime_log(2, "Ray's runtime_env carries %s to the workers", told);
     return MOOR_JP_OK;
 }

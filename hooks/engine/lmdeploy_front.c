@@ -2,6 +2,8 @@
 /* The HTTP process' side: requests pass the gate; sleep, wakeup and weight updates drive it. LMDeploy's update_params comes
  * in buckets, and neither locks, drains nor checks that the engine sleeps: the first bucket closes the gate, the one that
  * says `finished` installs the version, which Moor counts, LMDeploy having none. */
+#include <string.h>
+
 #include "admission.h"
 #include "lmdeploy.h"
 
@@ -16,8 +18,30 @@ int moor_lmdeploy_front_init(moor_jp_call *call)
     return moor_lmdeploy_join(MOOR_ROLE_FRONTEND, 0, 1, 0) < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
 }
 
+/* LMDeploy's responses name no request. What the client itself sent as session_id, which the server maps to a number of its
+ * own, travels to the engine's process with the request's configuration: there it becomes one more id of the record. */
+static void pass_session_on(PyObject *request)
+{
+    PyObject *number = moor_py_path(request, "session.session_id"), *manager_ref, *manager, *map;
+    manager_ref = number ? moor_py_path(request, "session._session_mgr") : NULL;
+    manager = manager_ref ? PyObject_CallNoArgs(manager_ref) : NULL;
+    map = manager ? moor_py_path(manager, "session_id_map") : NULL;
+    PyObject *sent = map && PyDict_Check(map) ? PyDict_GetItem(map, number) : NULL;
+    PyObject *config = sent ? moor_py_path(request, "gen_config") : NULL;
+    if (config)
+        PyObject_SetAttrString(config, MOOR_LMDEPLOY_SESSION, sent);
+    PyErr_Clear(); /* such a record is found by LMDeploy's own number alone */
+    Py_XDECREF(config);
+    Py_XDECREF(map);
+    Py_XDECREF(manager);
+    Py_XDECREF(manager_ref);
+    Py_XDECREF(number);
+}
+
 int moor_lmdeploy_generate_before(moor_jp_call *call)
 {
+    if (!call->rounds && moor_runtime_get()->process && moor_runtime_get()->config.record_enabled)
+        pass_session_on(moor_jp_param(call, 0));
     if (!moor_gate_on())
         return MOOR_JP_OK;
     PyObject *session = moor_py_path(moor_jp_param(call, 0), "session.session_id");
@@ -103,11 +127,27 @@ int moor_lmdeploy_update_weights_after(moor_jp_call *call)
     return end_update(MOOR_JP_OK);
 }
 
+/* An executor without update_params refuses before anything is touched. The engine's process answers with the error's text. */
+static int not_implemented(PyObject *exc)
+{
+    PyObject *text = PyObject_Str(exc);
+    const char *utf8 = moor_py_text(text, NULL);
+    int refused =
+        PyErr_GivenExceptionMatches(exc, PyExc_NotImplementedError) || (utf8 && strcmp(utf8, "Not Implemented.") == 0);
+    PyErr_Clear();
+    Py_XDECREF(text);
+    return refused;
+}
+
 int moor_lmdeploy_update_error(moor_jp_call *call)
 {
+    moor_runtime *rt = moor_runtime_get();
     if (!front.updating)
         return MOOR_JP_OK;
-    moor_gate_update_error(call);
+    if (not_implemented(call->exc))
+        rt->api->weights_end(rt->process, 1, NULL); /* the version is as known as it was */
+    else
+        moor_gate_update_error(call);
     end_update(MOOR_JP_OK);
     PyErr_Clear(); /* the engine's own error is the one to see */
     return MOOR_JP_OK;

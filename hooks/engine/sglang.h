@@ -2,6 +2,7 @@
 /*
  * sglang.h — what the parts of the SGLang adapter share: the table in sglang.c names callbacks of
  *   sglang_front.c    TokenizerManager: gate, delivery, pause, update, release and resume
+ *   sglang_input.c    no image, video or audio input is lost in silence
  *   sglang_step.c     scheduler: set-up, steps, capture, finish, KV slots
  *   sglang_update.c   scheduler: weight updates, barrier
  * A scheduler process is engine core and worker in one. All run with the GIL held; objects are read by attribute.
@@ -40,6 +41,9 @@ int moor_sglang_update_before(moor_jp_call *call);
 int moor_sglang_update_after(moor_jp_call *call);
 int moor_sglang_release_before(moor_jp_call *call);
 int moor_sglang_resume_after(moor_jp_call *call);
+
+/* sglang_input.c */
+int moor_sglang_tokenized_before(moor_jp_call *call);
 
 /* sglang_step.c */
 int moor_sglang_scheduler_after(moor_jp_call *call);

@@ -58,6 +58,12 @@ static PyObject *name_of(PyObject *obj, int single)
     return hex;
 }
 
+/* SGLang's /health sends a request of its own, which a busy scheduler passes over: it has no record, and nobody waits for it. */
+static int is_health_check(const char *id)
+{
+    return id && strncmp(id, "HEALTH_CHECK", 12) == 0;
+}
+
 /* A single request is settled when its record is stored; a batch, whose members the engine names, when it ends. */
 int moor_sglang_generate_before(moor_jp_call *call)
 {
@@ -68,7 +74,9 @@ int moor_sglang_generate_before(moor_jp_call *call)
     PyObject *name = name_of(obj, single);
     Py_ssize_t len;
     const char *id = moor_py_text(name, &len);
-    int result = id ? moor_admission_before(call, id, len, single ? 1 : 0) : MOOR_JP_FAILED;
+    int result = MOOR_JP_FAILED;
+    if (id)
+        result = is_health_check(id) ? MOOR_JP_OK : moor_admission_before(call, id, len, single ? 1 : 0);
     Py_XDECREF(name);
     return result;
 }
@@ -167,8 +175,7 @@ int moor_sglang_pause_after(moor_jp_call *call)
 
 int moor_sglang_continue_after(moor_jp_call *call)
 {
-    (void)call;
-    return moor_gate_open();
+    return moor_gate_open_settled(call);
 }
 
 /* An update without a pause: in enforce the gate is closed for its duration. SGLang's own lock covers single calls, and not
@@ -184,12 +191,14 @@ static int close_gate(moor_jp_call *call)
     return update.closed_by_us ? moor_gate_drain(call) : MOOR_JP_OK;
 }
 
-static int open_gate(int installed)
+/* SGLang answers for all its ranks when the first one is done. */
+static int open_gate(moor_jp_call *call, int installed)
 {
     if (!update.closed_by_us || installed == MOOR_JP_RAISE)
         return installed;
-    update.closed_by_us = 0;
-    return moor_gate_open();
+    int opened = moor_gate_open_settled(call);
+    update.closed_by_us = opened == MOOR_JP_AWAIT;
+    return opened;
 }
 
 static int returned_true(moor_jp_call *call)
@@ -208,7 +217,7 @@ int moor_sglang_begin_update_before(moor_jp_call *call)
 int moor_sglang_end_update_after(moor_jp_call *call)
 {
     update.session = 0;
-    return open_gate(returned_true(call) ? moor_gate_install(NULL) : MOOR_JP_OK);
+    return open_gate(call, !call->rounds && returned_true(call) ? moor_gate_install(NULL) : MOOR_JP_OK);
 }
 
 int moor_sglang_update_before(moor_jp_call *call)
@@ -223,9 +232,9 @@ int moor_sglang_update_after(moor_jp_call *call)
     if (update.session)
         return MOOR_JP_OK;
     PyObject *label = moor_py_path(moor_jp_param(call, 0), "weight_version");
-    int installed = returned_true(call) ? moor_gate_install(moor_py_text(label, NULL)) : MOOR_JP_OK;
+    int installed = !call->rounds && returned_true(call) ? moor_gate_install(moor_py_text(label, NULL)) : MOOR_JP_OK;
     Py_XDECREF(label);
-    return open_gate(installed);
+    return open_gate(call, installed);
 }
 
 /* Releasing memory while something runs ends the whole engine: in enforce Moor quiesces it first, with the engine's own
@@ -264,5 +273,5 @@ int moor_sglang_resume_after(moor_jp_call *call)
     int kv = !tags || PyObject_Size(tags) == 0 || moor_py_has(tags, "kv_cache", 1);
     PyErr_Clear();
     Py_XDECREF(tags);
-    return kv ? moor_gate_open() : MOOR_JP_OK;
+    return kv ? moor_gate_open_settled(call) : MOOR_JP_OK;
 }

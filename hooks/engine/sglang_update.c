@@ -151,6 +151,15 @@ static PyObject *taken_error(void)
     return value;
 }
 
+/* The engine's own answer, instead of its resume. */
+static int answer(moor_jp_call *call)
+{
+    PyObject *module = PyImport_ImportModule("sglang.srt.managers.io_struct");
+    PyObject *output = module ? PyObject_CallMethod(module, "ResumeMemoryOccupationReqOutput", NULL) : NULL;
+    Py_XDECREF(module);
+    return moor_jp_set_result(call, output) ? MOOR_JP_FAILED : MOOR_JP_DONE;
+}
+
 /* An exception here would end the scheduler, and the server with it. A refused resume leaves the KV cache released, and the
  * gate poisoned with the reason: the front end's call fails with that text, and so does every request until an operator
  * acknowledges. */
@@ -163,10 +172,7 @@ static int refuse(moor_jp_call *call)
     Py_XDECREF(text);
     Py_XDECREF(error);
     PyErr_Clear();
-    PyObject *module = PyImport_ImportModule("sglang.srt.managers.io_struct");
-    PyObject *output = module ? PyObject_CallMethod(module, "ResumeMemoryOccupationReqOutput", NULL) : NULL;
-    Py_XDECREF(module);
-    return moor_jp_set_result(call, output) ? MOOR_JP_FAILED : MOOR_JP_DONE;
+    return answer(call);
 }
 
 /* The torch.device of this rank; NULL on a CPU. */
@@ -186,21 +192,74 @@ static PyObject *device_of(PyObject *updater)
     return device;
 }
 
-/* No tags, or an empty list of them, are all. */
-static int names_kv_cache(PyObject *request)
+/* The request's tags (new reference); no tags, or an empty list of them, are all that the engine knows. */
+static PyObject *tags_of(PyObject *request)
 {
     PyObject *tags = moor_py_path(request, "tags");
-    int all = !tags || PyObject_Size(tags) == 0;
-    int named = all || moor_py_has(tags, "kv_cache", 1);
-    PyErr_Clear();
+    if (tags && PyObject_Size(tags) > 0)
+        return tags;
     Py_XDECREF(tags);
-    return named;
+    PyErr_Clear();
+    PyObject *module = PyImport_ImportModule("sglang.srt.constants");
+    PyObject *all = module ? PyObject_GetAttrString(module, "GPU_MEMORY_ALL_TYPES") : NULL;
+    Py_XDECREF(module);
+    PyErr_Clear();
+    return all;
+}
+
+/* Those of `tags` that are released, as a list; NULL when that cannot be told. */
+static PyObject *released_of(PyObject *updater, PyObject *tags)
+{
+    PyObject *offloaded = moor_py_path(updater, "offload_tags");
+    PyObject *list = offloaded && tags ? PyList_New(0) : NULL;
+    Py_ssize_t n = list ? PySequence_Size(tags) : 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *tag = PySequence_GetItem(tags, i);
+        int there = tag ? PySequence_Contains(offloaded, tag) : -1;
+        int failed = there < 0 || (there && PyList_Append(list, tag));
+        Py_XDECREF(tag);
+        if (failed) {
+            Py_CLEAR(list);
+            break;
+        }
+    }
+    PyErr_Clear();
+    Py_XDECREF(offloaded);
+    return list;
+}
+
+/* Resuming what was not released ends SGLang's scheduler with a KeyError. 1: nothing is left to resume; 0: go on. */
+static int nothing_to_resume(PyObject *updater, PyObject *request, PyObject *tags)
+{
+    PyObject *released = released_of(updater, tags);
+    Py_ssize_t wanted = released ? PySequence_Size(tags) : 0, left = released ? PyList_Size(released) : wanted;
+    if (left < wanted) {
+        PyObject *text = PyObject_Str(tags);
+        const char *names = moor_py_text(text, NULL);
+        moor_runtime_log(1, "resume_memory_occupation of %s: %zd of %zd are released, the others are left alone",
+                         names ? names : "?", left, wanted);
+        Py_XDECREF(text);
+        if (left > 0)
+            PyObject_SetAttrString(request, "tags", released);
+    }
+    PyErr_Clear();
+    Py_XDECREF(released);
+    return wanted > 0 && left == 0;
 }
 
 int moor_sglang_kv_resume_before(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();
-    if (!rt->process || !names_kv_cache(moor_jp_param(call, 0)))
+    if (!rt->process)
+        return MOOR_JP_OK;
+    PyObject *request = moor_jp_param(call, 0), *tags = tags_of(request);
+    int kv = !tags || moor_py_has(tags, "kv_cache", 1);
+    int nothing = nothing_to_resume(call->self, request, tags);
+    PyErr_Clear();
+    Py_XDECREF(tags);
+    if (nothing)
+        return answer(call);
+    if (!kv)
         return MOOR_JP_OK;
     moor_sglang_place place = moor_sglang_read_place(call->self);
     PyObject *device = device_of(call->self);

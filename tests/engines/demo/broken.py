@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""broken.py shift|drop|gate|barrier: the demo must fail when Moor is broken on purpose, and for the right reason."""
+"""broken.py shift|drop|gate|barrier [ENGINE]: the demo must fail when Moor is broken on purpose, and for the right reason."""
 import os
 import subprocess
 import sys
@@ -16,7 +16,8 @@ REASON = {
 def main():
     what = sys.argv[1]
     demo = os.path.join(os.path.dirname(os.path.abspath(__file__)), "demo.py")
-    got = subprocess.run([sys.executable, demo, "--no-overhead", "--broken", what], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    engine = sys.argv[2] if len(sys.argv) > 2 else "vllm"
+    got = subprocess.run([sys.executable, demo, "--engine", engine, "--no-overhead", "--broken", what], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                          text=True)
     print(got.stdout, end="", flush=True)
     if got.returncode == 77:

@@ -19,10 +19,10 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "lib"))
 
-from moorlab import compare, load, models, numbers, oracle, paths, server  # noqa: E402
+from moorlab import compare, engines, load, models, numbers, oracle, paths  # noqa: E402
 
 FIRST, SECOND = "first", "second"
-ENGINES = ("vllm",)
+ENGINES = ("vllm", "sglang", "lmdeploy")
 MIN_PAIRS = 3000
 
 
@@ -114,6 +114,7 @@ class Watch:
 class Demo:
     def __init__(self, args):
         self.args = args
+        self.engine = engines.get(args.engine)
         self.python = paths.engine_python(args.engine)
         self.build = None if args.without_moor else paths.find_moor()
         self.problems = []
@@ -133,10 +134,11 @@ class Demo:
         broken = self.args.broken if with_moor else None
         if broken in ("gate", "barrier"):
             moor[broken]["mode"] = "off"
-        return server.Server(self.model[FIRST], self.python, tp=2, name=f"demo-{name}", block_size=32, echo=say,
-                             moor=moor if with_moor else None, build=self.build if with_moor else None,
-                             args=["--enable-prompt-tokens-details"],
-                             env={"MOOR_TEST_BREAK": broken} if broken in ("shift", "drop") else None)
+        return self.engine.Server(self.model[FIRST], self.python, tp=self.args.tp, name=f"demo-{self.engine.name}-{name}",
+                                  echo=say, moor=moor if with_moor else None, build=self.build if with_moor else None,
+                                  loading=self.args.loading,
+                                  env={"MOOR_TEST_BREAK": broken} if broken in ("shift", "drop") else None,
+                                  **self.engine.options, **self.engine.updating)
 
     def batch(self, title, seed, label, during=None, epochs=None):
         """Send 32 requests, run `during(load)` while they fly, then compare everything.
@@ -155,7 +157,7 @@ class Demo:
         finally:
             self.all_opened.update(watch.finish())
         say(f"  {len(result.done)} answered, {len(result.failed)} lost, {result.tokens} tokens "
-            f"in {result.seconds:.2f} s; {sum(c.cached_tokens > 0 for c in result.done.values())} hit the prefix cache")
+            f"in {result.seconds:.2f} s; {sum((c.cached_tokens or 0) > 0 for c in result.done.values())} hit the prefix cache")
         for rid, error in result.failed.items():
             self.problems.append(f"{rid}: lost: {error}")
         self.requests += len(jobs)
@@ -234,33 +236,31 @@ class Demo:
         flying.wait_done(self.args.requests // 4, 120)
         before = flying.done_count()
         say(f"  update begins: {before} requests answered, {min(self.args.clients, self.args.requests - before)} clients have one in flight")
-        begin = time.monotonic()
         if not self.trainer:
             c.pause("wait")  # what a framework without Moor must remember; with Moor the gate does it
-        c.start_update()
-        drained = time.monotonic()
-        at_drain = flying.done_count()
-        c.update_weights(models.weights_file(self.model[SECOND]))
-        c.finish_update("step-2")
+        phases = c.update(self.model[SECOND], "step-2")
+        after = flying.done_count()
         if not self.trainer:
             c.resume()
-        end = time.monotonic()
-        self.gate.append((drained - begin, end - drained, end - begin))
-        say(f"  sealed and drained in {drained - begin:.3f} s ({at_drain - before} finished meanwhile, the rest waits at the gate), "
-            f"installed and reopened in {end - drained:.3f} s; the engine says version {c.weight_version()!r}")
+        self.gate.append(phases)
+        say("  " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in phases)
+            + f" ({after - before} finished meanwhile, {self.args.requests - after} were still to come); "
+            f"the engine says version {c.weight_version()!r}")
+        if after == self.args.requests:
+            self.problems.append("every request had ended before the update did: it proves nothing")
         if self.trainer:
             say(f"  gate: {self.trainer.ask('gate')['gate']}")
 
     def sleep_and_wake(self):
         c = self.client
-        c.sleep(1)
-        c.wake_up("weights")
-        say("asleep (level 1), weights awake again")
+        c.sleep()
+        c.wake_weights()
+        say("asleep, weights awake again")
         if self.trainer:
             self.trainer.ask("hold", device="cpu:0", label="trainer", seconds=self.args.hold_s)
             say(f"trainer holds cpu:0 for {self.args.hold_s:.1f} s; the KV cache is asked to wake now")
         begin = time.monotonic()
-        c.wake_up("kv_cache")
+        c.wake_kv()
         end = time.monotonic()
         self.barrier.append(end - begin)
         if self.trainer:
@@ -279,9 +279,9 @@ class Demo:
         say(f"models: {a.family}, seeds {a.seed} and {a.seed + 1}")
         self.model = {FIRST: models.ensure(a.family, a.seed, self.python),
                       SECOND: models.ensure(a.family, a.seed + 1, self.python)}
-        with tempfile.TemporaryDirectory(prefix="moor-demo-") as self.work, oracle.Oracle(self.python) as self.oracle:
-            say("starting vLLM, two tensor-parallel ranks, " + ("without Moor" if a.without_moor else
-                f"Moor from {os.path.relpath(self.build.pythonpath)} by --additional-config"))
+        with tempfile.TemporaryDirectory(prefix="moor-demo-") as self.work, oracle.Oracle(self.python, banned=self.engine.banned) as self.oracle:
+            say(f"starting {self.engine.title}, {a.tp} tensor-parallel rank(s), " + ("without Moor" if a.without_moor else
+                f"Moor from {os.path.relpath(self.build.pythonpath)} ({a.loading or self.engine.Server.LOADING})"))
             main = self.server("bare" if a.without_moor else "moor", not a.without_moor)
             with main:
                 self.times["server start"] = main.started_s
@@ -293,7 +293,7 @@ class Demo:
                         self.trainer.close()
                 if not a.no_overhead and not a.without_moor:
                     self.measure(main)
-            if main.moor_left:
+            if main.moor_left and not self.engine.ends_by_kill:
                 self.problems.append(f"files left in MOOR_DIR after the server's end: {main.moor_left}")
         return self.report()
 
@@ -302,7 +302,7 @@ class Demo:
             self.trainer = TrainerProcess(self.python, self.build, main.dir)
             self.trainer.ask("attach", instance="demo", timeout=10.0)
             say(f"trainer attached (a process of its own, moor from {os.path.relpath(self.trainer.where)})")
-        self.client.init_weights()
+        self.client.prepare_update()
         begin = time.monotonic()
         self.learn_epochs()
         self.batch("first weights", 11, "a", epochs=self.epochs_now(FIRST))
@@ -384,8 +384,8 @@ class Demo:
                       ("HTTP responses", f"{self.http_equal} equal to the record bit for bit"),
                       ("versions", ", ".join(f"epoch {e} ({self.epochs.get(int(e))}): {n} rows"
                                              for e, n in sorted(self.versions.items())))]
-        lines += [("gate", ", ".join(f"drain {d * 1e3:.0f} ms, install {i * 1e3:.0f} ms, closed {t * 1e3:.0f} ms"
-                                     for d, i, t in self.gate)),
+        lines += [("gate", ", ".join(f"{name} {seconds * 1e3:.0f} ms" for phases in self.gate for name, seconds in
+                                     [*phases, ("closed", sum(s for _, s in phases))])),
                   ("barrier", ", ".join(f"KV resume took {b * 1e3:.0f} ms" for b in self.barrier)
                    + (f", trainer held for {self.args.hold_s * 1e3:.0f} ms" if self.trainer else ", no barrier"))]
         if self.trainer:
@@ -414,7 +414,9 @@ class Demo:
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--engine", choices=ENGINES, default="vllm")
-    p.add_argument("--without-moor", action="store_true", help="the same flow on the bare engine")
+    p.add_argument("--tp", type=int, default=2, help="tensor-parallel ranks")
+    p.add_argument("--loading", choices=("entry", "preload", "both", "run"), help="how Moor gets into the engine")
+    p.add_argument("--without-moor", action="store_true", help="the same flow on the bare engine (vLLM)")
     p.add_argument("--family", choices=[f for f in models.FAMILIES if f != "dense"], default="qwen3")
     p.add_argument("--requests", type=int, default=32)
     p.add_argument("--clients", type=int, default=8)
@@ -425,9 +427,13 @@ def main():
     p.add_argument("--broken", choices=("shift", "drop", "gate", "barrier"),
                    help="break Moor on purpose: the demo must then fail")
     paths.end_on_sigterm()
-    demo = Demo(p.parse_args())
+    args = p.parse_args()
+    if args.without_moor and args.engine != "vllm":
+        p.error("--without-moor knows how to pause vLLM only")
+    args.no_overhead |= args.engine != "vllm"
+    demo = Demo(args)
     if demo.python is None:
-        print("demo: no engine environment (scripts/engine-env vllm makes it)")
+        print(f"demo: no engine environment (scripts/engine-env {args.engine} makes it)")
         return 77
     if not demo.args.without_moor and demo.build is None:
         print("demo: Moor is not built (build/python/moor is missing)", file=sys.stderr)

@@ -1,11 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The demo (`make demo` comes here once Moor is built). Arguments go to demo.py.
+# The demo (`make demo` comes here once Moor is built): run.sh [ENGINE [ARGS…]], the arguments go to demo.py.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-if [ -z "${MOOR_VENV_VLLM:-}" ]; then
-    MOOR_VENV_VLLM=$("$here/../../../scripts/engine-env" vllm)
-    export MOOR_VENV_VLLM
-fi
+engine=${1:-vllm}
+[ $# -eq 0 ] || shift
+venv=$("$here/../../../scripts/engine-env" "$engine")
+export "MOOR_VENV_$(echo "$engine" | tr a-z A-Z)=$venv"
 unset LD_PRELOAD PYTHONDONTWRITEBYTECODE || true
-exec "$MOOR_VENV_VLLM/bin/python" "$here/demo.py" "$@"
+exec "$venv/bin/python" "$here/demo.py" --engine "$engine" "$@"

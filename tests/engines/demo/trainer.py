@@ -102,8 +102,9 @@ class Trainer:
                 tallies[name].add(tally)
                 rows_of_epoch[str(epoch)] = rows_of_epoch.get(str(epoch), 0) + end - start
             if item.get("http"):
+                field = np.load(item["http"])  # in the engine's own type: vLLM's is the record's, SGLang's is wider
                 wrong = compare.bit_for_bit(item["id"] + ": record against the HTTP response",
-                                            np.asarray(record.array(layers="model")), np.load(item["http"]))
+                                            np.asarray(record.array(layers="model", dtype=str(field.dtype))), field)
                 if wrong:
                     problems.append(wrong)
                 else:

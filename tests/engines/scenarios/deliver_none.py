@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """record.deliver = none: by request id only; the response stays as the engine made it."""
-from moorlab.scenario import Group, proves, require
+from moorlab.scenario import ALL, Group, proves, require
 
-GROUP = Group(tp=1, moor={"record": {"deliver": "none"}})
+GROUP = Group(moor={"record": {"deliver": "none"}}, engines=(*ALL, "vllm024"))
 
 
 @proves("DESIGN: delivery, none")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """record.deliver = ref: the engine's own field carries a short string that names the record."""
-from moorlab.scenario import Group, proves, require
+from moorlab.scenario import ALL, Group, proves, require
 
-GROUP = Group(tp=1, moor={"record": {"deliver": "ref"}})
+GROUP = Group(moor={"record": {"deliver": "ref"}}, engines=ALL)
 
 
 @proves("DESIGN: delivery, ref", "S1.20")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recording with the default configuration: one rank, eager, records read from another process."""
+"""Recording with the default configuration: one rank, records read from another process."""
 import os
 import signal
 import subprocess
@@ -7,9 +7,9 @@ import sys
 import time
 
 from moorlab import compare, load, paths
-from moorlab.scenario import Group, eventually, proves, require
+from moorlab.scenario import ALL, Group, eventually, proves, require
 
-GROUP = Group(tp=1, moor={})
+GROUP = Group(moor={}, engines=(*ALL, "vllm024"), prefix=True)
 
 
 @proves("S1.1")
@@ -29,13 +29,12 @@ def check_routes_are_the_oracles_and_the_responses(lab):
 
 @proves("S1.20")
 def check_prompt_start_cuts_the_response_only(lab):
-    """vLLM's routed_experts_prompt_start leaves out the first rows of the field; the record keeps them."""
-    import numpy as np
-
-    start = 0 if lab.engine == "vllm024" else 4  # 0.24 does not know the parameter, and sends every row
-    c = lab.one([5, 6, 7, 8, 9, 10], 5, routed_experts_prompt_start=4)
+    """A request may leave out the first rows of the field; the record keeps them."""
+    lab.need("prompt_start")
+    c = lab.one([5, 6, 7, 8, 9, 10], 5, **lab.client.from_row(4))
+    start = 0 if lab.engine.name == "vllm024" else 4  # 0.24 does not know the parameter, and sends every row
     with lab.store.open(c.id, 10.0) as record:
-        wrong = compare.bit_for_bit(c.id, c.routes(), np.asarray(record.array(start=start, layers="model")))
+        wrong = compare.bit_for_bit(c.id, c.routes(), lab.as_field(record, c, start=start))
         require(wrong is None, wrong)
         require(record.rows == c.rows, f"{record.rows} rows of {c.rows}")
 
@@ -44,23 +43,25 @@ def check_prompt_start_cuts_the_response_only(lab):
 def check_cached_prefix_has_its_rows(lab):
     prefix = load.make_jobs(1, 900, "p", shared=1, prefix_len=160, prefix_seed=900)[0].prompt
     first = lab.one(prefix, 4)
-    again = [lab.one(prefix + [7 + i, 8, 9], 6) for i in range(3)]
-    require(all(c.cached_tokens >= 128 for c in again), f"the engine had no prefix hits: {[c.cached_tokens for c in again]}")
+    with lab.prefix_rows(3 * 128):
+        again = [lab.one(prefix + [7 + i, 8, 9], 6) for i in range(3)]
     t = lab.expect_routes([first, *again])
-    return f"{sum(c.cached_tokens for c in again)} cached tokens, {t.pairs} pairs"
+    return f"{t.pairs} pairs"
 
 
 @proves("S1.15")
 def check_whole_prompt_cached(lab):
     """The engine recomputes the last token of a fully cached prompt: that row is not doubled, none is missing."""
     prompt = load.make_jobs(1, 901, "p", shared=1, prefix_len=128, prefix_seed=901)[0].prompt[:128]
-    a, b = lab.one(prompt, 4), lab.one(prompt, 4)
-    require(b.cached_tokens > 0, "the engine had no prefix hit")
+    a = lab.one(prompt, 4)
+    with lab.prefix_rows(96):
+        b = lab.one(prompt, 4)
     lab.expect_routes([a, b])
 
 
 @proves("S1.15")
 def check_reset_empties_the_index(lab):
+    lab.need("reset")
     prompt = load.make_jobs(1, 902, "p", shared=1, prefix_len=128, prefix_seed=902)[0].prompt
     first = lab.one(prompt, 4)
     lab.client.reset_prefix_cache()
@@ -73,6 +74,8 @@ def check_reset_empties_the_index(lab):
 def check_ids_of_a_group(lab):
     """n samples share an id: Ambiguous with the full ids, open_many gives all in index order."""
     import moor
+
+    lab.need("shared_id")
 
     label = lab.label()
     group = lab.client.complete_many([5, 6, 7, 8, 9, 10], 6, label, temperature=1.0, n=3, ignore_eos=True, seed=3)
@@ -94,9 +97,19 @@ def check_ids_of_a_group(lab):
 
 @proves("S1.1")
 def check_ids_of_several_prompts(lab):
+    lab.need("shared_id")
     label = lab.label()
     both = lab.client.complete_many([[5, 6, 7], [8, 9, 10, 11]], 5, label, ignore_eos=True)
     lab.expect_routes(both, ids=[f"cmpl-{label}-{i}" for i in range(2)])
+
+
+@proves("S1.1")
+def check_samples_with_ids_of_their_own(lab):
+    """n samples, each with an id of its own in the response."""
+    lab.need("n")
+    group = lab.client.complete_many([5, 6, 7, 8, 9, 10], 6, None, temperature=1.0, n=3, ignore_eos=True)
+    require(len({c.id for c in group}) == 3, f"ids {[c.id for c in group]}")
+    lab.expect_routes(group)
 
 
 @proves("S1.1")
@@ -119,10 +132,10 @@ def check_unknown_id(lab):
 
     begin = time.monotonic()
     try:
-        lab.store.open("cmpl-nobody-ever-sent-this", 0.3)
+        lab.store.open("nobody-ever-sent-this", 0.3)
         require(False, "a record of a request that never was")
     except (moor.NotFound, moor.Timeout) as e:
-        require("cmpl-nobody-ever-sent-this" in str(e), f"the error does not name the id: {e}")
+        require("nobody-ever-sent-this" in str(e), f"the error does not name the id: {e}")
     require(time.monotonic() - begin < 3, "the deadline of open() was not kept")
 
 
@@ -132,7 +145,7 @@ def check_open_waits_for_the_seal(lab):
 
     jobs = [load.Job([5, 6, 7], 400, lab.label(), more=dict(ignore_eos=True))]
     flying = load.Load(lab.client, jobs, 1).start()
-    rid = f"cmpl-{jobs[0].request_id}"
+    rid = lab.client.record_id(jobs[0].request_id)
     time.sleep(0.3)
     try:
         lab.store.open(rid, 0.05)
@@ -155,7 +168,7 @@ def check_abort_seals_once_with_right_rows(lab):
     whole = lab.one(prompt, 400)
     seen = lab.client.start_and_drop(prompt, 400, label, read_chunks=5)
     require(whole.tokens[:len(seen)] == seen, "greedy text differs between two runs")
-    record = eventually(lambda: lab.store.open(f"cmpl-{label}", 5.0), 10, "the aborted request's record")
+    record = eventually(lambda: lab.store.open(lab.client.record_id(label), 5.0), 10, "the aborted request's record")
     require(len(prompt) + len(seen) - 1 <= record.rows < whole.rows, f"{record.rows} rows, the client saw {len(seen)} tokens")
     want = lab.oracle.rows(lab.model(), {"w": whole.all_tokens})["w"]
     lab.expect_clean(compare.against_oracle(label, np.asarray(record.array()), want.ids[:record.rows], want.gap))
@@ -209,8 +222,8 @@ def check_dump_command(lab):
     with lab.store.open(c.id, 10.0) as record:
         wrong = compare.bit_for_bit(c.id, np.load(io.BytesIO(got.stdout)), np.asarray(record.array()))
     require(wrong is None, f"moor dump against the record: {wrong}")
-    got = subprocess.run([lab.build.command, "dump", "-t", "0.2", "cmpl-nobody"], env=env, capture_output=True, timeout=60)
-    require(got.returncode != 0 and b"cmpl-nobody" in got.stderr, f"moor dump of an unknown id: {got.returncode}, {got.stderr}")
+    got = subprocess.run([lab.build.command, "dump", "-t", "0.2", "nobody-sent-this"], env=env, capture_output=True, timeout=60)
+    require(got.returncode != 0 and b"nobody-sent-this" in got.stderr, f"moor dump of an unknown id: {got.returncode}, {got.stderr}")
 
 
 @proves("DESIGN: status")
@@ -227,6 +240,7 @@ def check_status_command(lab):
 
 @proves("S1.20")
 def check_metrics_are_in_the_engines_own(lab):
+    lab.need("metrics")
     rows = lab.client.metric_sum("moor_rows_total")
     lab.one([5, 6, 7], 8)
     require(lab.client.metric_sum("moor_rows_total") >= rows + 10, "moor_rows_total in /metrics does not move")

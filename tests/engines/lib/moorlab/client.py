@@ -1,7 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP client of a vLLM server: completions by token ids, and the RL routes.
+"""HTTP clients of the engines: what all share, and vLLM's completions by token ids and RL routes.
 
-Standard library only; one connection per thread, kept alive.
+Standard library only; one connection per thread, kept alive.  Every engine's client offers
+
+  complete(prompt, max_tokens, request_id, temperature, ignore_eos=, stop_token_ids=) -> Completion
+  start_and_drop(...)        a streaming request whose client goes away
+  record_id(request_id)      the id under which Moor knows it
+  prepare_update()           once, before the first update
+  update(model, label)       the weights of that folder; returns [(phase, seconds)]
+  update_begin(model), update_rest(model, label)   the same, with time to look in between
+  sleep(), wake_weights(), wake_kv(), is_sleeping() (None: the engine cannot say)
+  reset_prefix_cache()       where the engine can
 
 Request ids in vLLM 0.32 and 0.24, as an HTTP client sees them:
   response.id                    cmpl-<id>         <id> = X-Request-Id, or body "request_id", or random
@@ -10,12 +19,15 @@ Request ids in vLLM 0.32 and 0.24, as an HTTP client sees them:
   with n > 1, one per sample     <i>_cmpl-<id>-<p>-<8 hex>, choices in order p * n + i
 """
 import base64
+import contextlib
 import http.client
 import io
+import itertools
 import json
+import os
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import urlencode
 
 
@@ -42,10 +54,10 @@ class Completion:
     finish: str
     index: int = 0
     raw_routes: str = None  # the field as sent: base64 of a .npy, or a ref string
-    cached_tokens: int = 0
+    cached_tokens: int = None  # None: the response does not say
     started: float = 0.0
     ended: float = 0.0
-    extra: dict = field(default_factory=dict)
+    decode: object = None   # raw_routes -> array, where it is not vLLM's base64 of a .npy
 
     @property
     def all_tokens(self):
@@ -60,12 +72,16 @@ class Completion:
         """The response's own routed_experts as an array, None when the field is empty."""
         if self.raw_routes is None:
             return None
+        if self.decode:
+            return self.decode(self.raw_routes)
         import numpy as np
 
         return np.load(io.BytesIO(base64.b64decode(self.raw_routes)), allow_pickle=False)
 
 
-class Client:
+class Http:
+    """Requests over one connection a thread."""
+
     def __init__(self, port, host="127.0.0.1", timeout=300.0):
         self.host, self.port, self.timeout = host, port, timeout
         self._local = threading.local()
@@ -110,6 +126,54 @@ class Client:
             raise HttpError(f"POST {full}", got.status, got.body)
         return json.loads(got.body) if got.body else {}
 
+    def metrics(self):
+        """{name with labels: value} of /metrics."""
+        out = {}
+        for line in self.get("/metrics").body.splitlines():
+            if line and not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                try:
+                    out[name] = float(value)
+                except ValueError:
+                    pass
+        return out
+
+    def metric_sum(self, name):
+        """Sum over all labels of one metric."""
+        return sum(v for k, v in self.metrics().items() if k.split("{")[0] == name)
+
+    def events(self, path, body, headers=None):
+        """The decoded "data:" events of a streaming POST; closing the generator closes the connection."""
+        conn = http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
+        try:
+            conn.request("POST", path, body=json.dumps(body).encode(),
+                         headers={"Content-Type": "application/json", **(headers or {})})
+            got = conn.getresponse()
+            if got.status != 200:
+                raise HttpError(f"POST {path}, streaming", got.status, got.read().decode())
+            while line := got.readline():
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[6:])
+        finally:
+            conn.close()
+
+
+class Timer:
+    """The phases of something: `with timer("name"): ...` adds (name, seconds) to .phases."""
+
+    def __init__(self):
+        self.phases = []
+
+    @contextlib.contextmanager
+    def __call__(self, name):
+        begin = time.monotonic()
+        yield
+        self.phases.append((name, time.monotonic() - begin))
+
+
+class Client(Http):
+    """vLLM."""
+
     # ---- completions
     def complete(self, prompt, max_tokens=16, request_id=None, temperature=0.0, **more):
         """One prompt, one sample."""
@@ -134,25 +198,21 @@ class Client:
         Returns the tokens that the client saw until then."""
         body = {"model": "m", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, "stream": True,
                 "return_token_ids": True, "detokenize": False, "ignore_eos": True}
-        conn = http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
         seen = []
-        try:
-            conn.request("POST", "/v1/completions", body=json.dumps(body).encode(),
-                         headers={"Content-Type": "application/json", "X-Request-Id": request_id})
-            got = conn.getresponse()
-            if got.status != 200:
-                raise HttpError("streaming completion", got.status, got.read().decode())
-            while read_chunks > 0:
-                line = got.readline()
-                if not line:
-                    break
-                if line.startswith(b"data: {"):
-                    for choice in json.loads(line[6:])["choices"]:
-                        seen += choice.get("token_ids") or []
-                    read_chunks -= 1
-        finally:
-            conn.close()
+        with contextlib.closing(self.events("/v1/completions", body, {"X-Request-Id": request_id})) as events:
+            for event in itertools.islice(events, read_chunks):
+                for choice in event["choices"]:
+                    seen += choice.get("token_ids") or []
         return seen
+
+    @staticmethod
+    def record_id(request_id):
+        return f"cmpl-{request_id}"
+
+    @staticmethod
+    def from_row(row):
+        """Arguments of a request whose field is to begin at this row."""
+        return {"routed_experts_prompt_start": row}
 
     # ---- RL routes (VLLM_SERVER_DEV_MODE=1)
     def pause(self, mode="wait", clear_cache=True):
@@ -160,6 +220,10 @@ class Client:
 
     def resume(self):
         return self.post("/resume")
+
+    def keep(self):
+        """Pause so that requests in flight stay."""
+        self.pause("keep")
 
     def is_paused(self):
         return self.get("/is_paused").json()["is_paused"]
@@ -176,6 +240,23 @@ class Client:
     def finish_update(self, version=None):
         return self.post("/finish_weight_update", {"weight_version": version} if version is not None else {})
 
+    prepare_update = init_weights
+
+    def update_begin(self, model):
+        self.start_update()
+
+    def update_rest(self, model, label=None):
+        self.update_weights(os.path.join(model, "model.safetensors"))
+        self.finish_update(label)
+
+    def update(self, model, label=None):
+        timer = Timer()
+        with timer("drain"):
+            self.update_begin(model)
+        with timer("install"):
+            self.update_rest(model, label)
+        return timer.phases
+
     def weight_version(self):
         got = self.get("/weight_info")
         return got.json()["weight_version"] if got.status == 200 else None  # 0.24 has no such route
@@ -189,24 +270,14 @@ class Client:
     def wake_up(self, *tags):
         return self.post("/wake_up", query={"tags": list(tags)} if tags else None)
 
+    def wake_weights(self):
+        self.wake_up("weights")
+
+    def wake_kv(self):
+        self.wake_up("kv_cache")
+
     def is_sleeping(self):
         return self.get("/is_sleeping").json()["is_sleeping"]
 
     def reset_prefix_cache(self):
         return self.post("/reset_prefix_cache")
-
-    def metrics(self):
-        """{name with labels: value} of /metrics."""
-        out = {}
-        for line in self.get("/metrics").body.splitlines():
-            if line and not line.startswith("#"):
-                name, _, value = line.rpartition(" ")
-                try:
-                    out[name] = float(value)
-                except ValueError:
-                    pass
-        return out
-
-    def metric_sum(self, name):
-        """Sum over all labels of one metric."""
-        return sum(v for k, v in self.metrics().items() if k.split("{")[0] == name)

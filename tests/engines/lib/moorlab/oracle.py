@@ -61,7 +61,7 @@ class _Model:
             gap = torch.full((scores.shape[0],), float("nan"))
         self.seen.append((chosen, gap))
 
-    def rows(self, requests):
+    def rows(self, requests, banned):
         """requests: list of token lists -> list of (ids, gap, argmax) arrays."""
         import numpy as np
 
@@ -79,6 +79,7 @@ class _Model:
                     batch[b, :n] = torch.tensor(requests[i][:-1])
                 self.seen.clear()
                 logits = self.model(batch, use_cache=False).logits
+                logits[..., banned] = float("-inf")
                 best = logits.argmax(-1)
                 ids = torch.stack([c for c, _ in self.seen], 1).reshape(len(part), width, -1, self.k)
                 gaps = torch.stack([g for _, g in self.seen], 1).reshape(len(part), width, -1)
@@ -103,7 +104,7 @@ def _serve():
                 tokens = json.load(f)
             model = models.get(ask["model"]) or models.setdefault(ask["model"], _Model(ask["model"]))
             arrays = {}
-            for n, (ids, gap, best) in enumerate(model.rows(list(tokens.values()))):
+            for n, (ids, gap, best) in enumerate(model.rows(list(tokens.values()), ask["banned"])):
                 arrays[f"{n}.ids"], arrays[f"{n}.gap"], arrays[f"{n}.argmax"] = ids, gap, best
             np.savez(ask["out"], **arrays)
             answer = {"ok": True}
@@ -116,8 +117,10 @@ def _serve():
 class Oracle:
     """`with Oracle(python) as oracle: oracle.rows(folder, {"id": [5, 6, 7]})`"""
 
-    def __init__(self, python=None, threads=1):
+    def __init__(self, python=None, threads=1, banned=()):
+        """banned: tokens that the engine never samples, so that they are not its greedy choice."""
         self.python = python or sys.executable
+        self.banned = list(banned)
         self.threads = threads
         self.proc = None
         self._lock = threading.Lock()
@@ -158,7 +161,7 @@ class Oracle:
         if short:
             raise ValueError(f"requests with fewer than two tokens have no row: {short}")
         with self._lock:
-            ask = {"model": model, "tokens": os.path.join(self._dir.name, "tokens.json"),
+            ask = {"model": model, "tokens": os.path.join(self._dir.name, "tokens.json"), "banned": self.banned,
                    "out": keep or os.path.join(self._dir.name, "rows.npz")}
             with open(ask["tokens"], "w") as f:
                 json.dump(requests, f)

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 
-from . import client, compare, load, models, numbers, oracle, paths, server
+from . import client, compare, engines, load, models, numbers, oracle, paths, server
 
 
 class Failure(AssertionError):
@@ -52,22 +52,46 @@ def eventually(ask, timeout, text):
         time.sleep(0.02)
 
 
-class Group:
-    """How the server of a scenario file is started."""
+VLLM = ("vllm", "vllm024")
+ALL = ("vllm", "sglang", "lmdeploy")
 
-    def __init__(self, *, family="qwen3", seed=0, tp=1, moor=None, args=(), eager=True, block_size=32,
-                 max_model_len=512, env=None, engines=("vllm", "vllm024"), weight_transfer=True):
-        self.family, self.seed, self.tp, self.moor = family, seed, tp, moor if moor is not None else {}
-        self.args, self.eager, self.block_size = list(args), eager, block_size
-        self.max_model_len, self.env, self.engines = max_model_len, dict(env or {}), engines
-        self.weight_transfer = weight_transfer
+
+class Group:
+    """How the server of a scenario file is started.
+
+    engines     that the file is for
+    options     {engine: further keywords of its Server}
+    args        further arguments of vLLM
+    updates     weights change over HTTP
+    prefix      cached prefixes are wanted
+    The rest as EngineProcess says.
+    """
+
+    def __init__(self, *, family="qwen3", seed=0, moor=None, engines=VLLM, options=None, args=(), updates=False,
+                 prefix=False, **common):
+        self.family, self.seed, self.moor = family, seed, moor if moor is not None else {}
+        self.engines, self.options, self.args = engines, options or {}, list(args)
+        self.updates, self.prefix, self.common = updates, prefix, common
+
+    @property
+    def tp(self):
+        return self.common.get("tp", 1)
+
+    def server_options(self, engine):
+        given = {"moor": self.moor, **self.common, **engine.options}
+        if self.updates:
+            given.update(engine.updating)
+        if self.prefix:
+            given.update(engine.prefix)
+        given["args"] = [*given.get("args", ()), *self.args]
+        return {**given, **self.options.get(engine.name, {})}
 
 
 class Lab:
     """What a check works with."""
 
     def __init__(self, group, engine, name):
-        self.group, self.engine, self.name = group, engine, name
+        self.group, self.engine, self.name = group, engines.get(engine), name
         self.python = paths.engine_python(engine)
         self.dtype = "float32"
         self.build = paths.find_moor()
@@ -80,18 +104,19 @@ class Lab:
 
     def new_server(self, name=None, **change):
         """A Server as the group says, with changes; not started."""
-        group = self.group
-        given = dict(tp=group.tp, moor=group.moor, build=self.build, eager=group.eager, block_size=group.block_size,
-                     max_model_len=group.max_model_len, env=group.env, dtype=self.dtype,
-                     args=["--enable-prompt-tokens-details", *group.args], weight_transfer=group.weight_transfer,
-                     echo=paths.say)
-        given.update(change)
-        return server.Server(given.pop("model", None) or self.model(), self.python,
-                             name=f"{self.engine}-{name or self.name}", **given)
+        given = {"build": self.build, "dtype": self.dtype, "echo": paths.say, **self.group.server_options(self.engine), **change}
+        return self.engine.Server(given.pop("model", None) or self.model(), self.python,
+                                  name=f"{self.engine.name}-{name or self.name}", **given)
+
+    def need(self, *what):
+        """Skip the check where the engine cannot do this."""
+        for w in what:
+            if w in self.engine.cannot:
+                raise Skipped(self.engine.cannot[w])
 
     @contextlib.contextmanager
     def running(self):
-        with oracle.Oracle(self.python) as self.oracle:
+        with oracle.Oracle(self.python, banned=self.engine.banned) as self.oracle:
             with self.new_server() as self.server:
                 self.client = self.server.client()
                 yield self
@@ -153,10 +178,31 @@ class Lab:
                 total.add(compare.against_oracle(key, got, want[key].ids[:expected], want[key].gap[:expected], experts))
                 if http and c.raw_routes is not None or http is True:
                     require(c.raw_routes is not None, f"{key}: the response carries no routed_experts")
-                    wrong = compare.bit_for_bit(f"{key}: HTTP against record", c.routes(), np.asarray(record.array(layers="model")))
+                    wrong = compare.bit_for_bit(f"{key}: HTTP against record", c.routes(), self.as_field(record, c))
                     require(wrong is None, wrong)
         self.expect_clean(total)
         return total
+
+    @staticmethod
+    def as_field(record, completion, **span):
+        """The record in the layout and type of the response's own field."""
+        import numpy as np
+
+        return np.asarray(record.array(layers="model", dtype=str(completion.routes().dtype), **span))
+
+    @contextlib.contextmanager
+    def prefix_rows(self, at_least, what="the engine had no prefix hits"):
+        """Inside, at least so many rows must come from cached prefixes."""
+        before = self.number("rows_prefix")
+        yield
+        got = self.number("rows_prefix") - before
+        require(got >= at_least, f"{what}: {got} rows from the prefix cache, at least {at_least} expected")
+
+    def pids(self, role, srv=None):
+        """[pid] of the processes that have joined in this role, rank order, as `moor status` tells."""
+        store = self.attach(srv) if srv else self.store
+        found = [(p.get("rank", 0), p["pid"]) for p in store.stats()["processes"] if role in p["roles"]]
+        return [pid for _, pid in sorted(found)]
 
     def expect_clean(self, tally):
         detail = "; ".join(tally.errors[:3] + tally.shown[:3])
@@ -204,7 +250,7 @@ def run_file(module, engine, name, only=None):
     sys.path.insert(0, lab.build.pythonpath)
     try:
         if getattr(module, "SERVERLESS", False):
-            with oracle.Oracle(lab.python) as lab.oracle:
+            with oracle.Oracle(lab.python, banned=lab.engine.banned) as lab.oracle:
                 run_checks(lab)
         else:
             with lab.running():
@@ -215,4 +261,4 @@ def run_file(module, engine, name, only=None):
     return counts
 
 
-__all__ = ["Failure", "Group", "Lab", "Skipped", "client", "eventually", "proves", "require", "run_file"]
+__all__ = ["ALL", "VLLM", "Failure", "Group", "Lab", "Skipped", "client", "eventually", "proves", "require", "run_file"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real vLLM server as a context manager.
+"""A real engine's server as a context manager: what all of them share, and vLLM's.
 
-    with Server(model, tp=2, moor={"gate": {"mode": "enforce"}}, build=find_moor()) as server:
+    with Server(model, python, tp=2, moor={"gate": {"mode": "enforce"}}, build=find_moor()) as server:
         server.client().complete([5, 6, 7])
 
 The server leads a session of its own, has its own MOOR_DIR and port, and is
@@ -40,25 +40,30 @@ def free_port():
         return s.getsockname()[1]
 
 
-class Server:
-    """vLLM on a CPU.
+class EngineProcess:
+    """An engine on a CPU, whichever.
 
     model        folder in Hugging Face form
     python       interpreter of the engine's environment
     tp           tensor-parallel ranks (1 or 2 on two cores)
-    moor         the "moor" part of --additional-config, None: not given
-    build        paths.MoorBuild to preload and import from, None: without Moor
+    moor         Moor's configuration, None: not given
+    build        paths.MoorBuild to load Moor from, None: without Moor
+    loading      how Moor comes: "entry" (entry point), "preload" (LD_PRELOAD), "both", or "run" (`moor run -- COMMAND`)
+    kv_tokens    how many tokens the KV cache holds, None: as the engine likes
     args         further arguments of the server
     """
 
-    def __init__(self, model, python, *, tp=1, moor=None, build=None, args=(), dtype="float32",
-                 eager=True, max_model_len=512, block_size=None, env=None, name="server",
-                 start_timeout=420.0, log_dir=None, weight_transfer=True, echo=None):
+    LOADING = "both"
+    CLIENT = None  # the class of its client
+
+    def __init__(self, model, python, *, tp=1, moor=None, build=None, args=(), dtype="float32", eager=True,
+                 max_model_len=512, block_size=None, env=None, name="server", start_timeout=420.0, log_dir=None,
+                 weight_transfer=True, echo=None, loading=None, kv_tokens=None):
         self.model, self.python, self.tp, self.moor, self.build = model, python, tp, moor, build
         self.args, self.dtype, self.eager = list(args), dtype, eager
-        self.max_model_len, self.block_size = max_model_len, block_size
+        self.max_model_len, self.block_size, self.kv_tokens = max_model_len, block_size, kv_tokens
         self.extra_env, self.name, self.start_timeout = dict(env or {}), name, start_timeout
-        self.weight_transfer = weight_transfer
+        self.weight_transfer, self.loading = weight_transfer, loading or self.LOADING
         self.log_dir = log_dir or paths.results_dir("engines")
         self.echo = echo or (lambda text: None)
         self.proc = self.port = self.dir = self.started_s = None
@@ -67,36 +72,24 @@ class Server:
 
     # ---- start
     def _command(self):
-        cmd = [self.python, "-m", "vllm.entrypoints.openai.api_server",
-               "--model", self.model, "--served-model-name", "m", "--host", "127.0.0.1",
-               "--port", str(self.port), "--dtype", self.dtype, "--skip-tokenizer-init",
-               "--max-model-len", str(self.max_model_len), "--tensor-parallel-size", str(self.tp)]
-        if self.eager:
-            cmd.append("--enforce-eager")
-        if self.block_size:
-            cmd += ["--block-size", str(self.block_size)]
-        if self.weight_transfer:
-            cmd += ["--weight-transfer-config", json.dumps({"backend": "moor_test_file"})]
-        if self.moor is not None:
-            cmd += ["--additional-config", json.dumps({"moor": self.moor})]
-        return cmd + self.args
+        raise NotImplementedError
 
     def _env(self):
+        """The environment of any engine; a subclass adds its own, and `extra_env` last."""
         env = dict(os.environ)
         # a compiled file that cannot be written slows every start; a preload of ours must be explicit
         for name in ("PYTHONDONTWRITEBYTECODE", "LD_PRELOAD", "MOOR_INSTANCE", "MOOR_CONFIG"):
             env.pop(name, None)
-        env.update(HF_HUB_OFFLINE="1", VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_CI_ENV="1",
-                   VLLM_SERVER_DEV_MODE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1",
-                   VLLM_CACHE_ROOT=paths.cache_dir("vllm"), MOOR_DIR=self.dir)
-        if self.tp > 1:
-            env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(c) for c in sorted(os.sched_getaffinity(0))[:self.tp])
-        paths.add_to_pythonpath(env, paths.PLUGIN)
-        if self.build:
+        env.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DO_NOT_TRACK="1", MOOR_DIR=self.dir)
+        if self.build and self.loading in ("both", "entry"):
             paths.add_to_pythonpath(env, self.build.pythonpath)
+        if self.build and self.loading in ("both", "preload"):
             env["LD_PRELOAD"] = self.build.preload
-        env.update(self.extra_env)
         return env
+
+    def _whole_command(self):
+        runner = [self.build.command, "run", "--"] if self.build and self.loading == "run" else []
+        return runner + self._command() + self.args
 
     def start(self):
         begin = time.monotonic()
@@ -106,7 +99,7 @@ class Server:
             prefix="moor-t-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
         self.log = os.path.join(self.log_dir, f"{self.name}.log")
         with open(self.log, "w") as log:
-            self.proc = subprocess.Popen(self._command(), env=self._env(), stdout=log,
+            self.proc = subprocess.Popen(self._whole_command(), env={**self._env(), **self.extra_env}, stdout=log,
                                          stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                                          start_new_session=True, preexec_fn=_die_with_parent)
         try:
@@ -119,7 +112,7 @@ class Server:
         return self
 
     def _wait_healthy(self, deadline):
-        probe = client.Client(self.port, timeout=5)
+        probe = client.Http(self.port, timeout=5)
         while True:
             if self.proc.poll() is not None:
                 raise ServerError(f"{self.name} ended with {self.proc.returncode} at start\n{self.log_tail()}")
@@ -134,7 +127,7 @@ class Server:
 
     # ---- use
     def client(self, timeout=300.0):
-        return client.Client(self.port, timeout=timeout)
+        return self.CLIENT(self.port, timeout=timeout)
 
     def log_tail(self, n=4000):
         try:
@@ -151,15 +144,6 @@ class Server:
 
     def processes(self):
         return procs.in_session(self.proc.pid)
-
-    def workers(self):
-        """[(pid, title)] of the worker processes, rank order.  With one rank the core is the worker."""
-        found = [(t, p) for p, t in self.processes().items() if "Worker" in t]
-        return [(p, t) for t, p in sorted(found)]
-
-    def core(self):
-        found = [p for p, t in self.processes().items() if "EngineCore" in t]
-        return found[0] if found else None
 
     def freeze(self):
         """Stop every process of the server, so that another can be measured on the same cores."""
@@ -220,3 +204,43 @@ class Server:
     def __exit__(self, kind, value, tb):
         # an error on the way out must not hide the one that brought us here
         self.stop(check=kind is None)
+
+
+class Server(EngineProcess):
+    """vLLM; `moor` travels in --additional-config."""
+
+    CLIENT = client.Client
+
+    def _command(self):
+        cmd = [self.python, "-m", "vllm.entrypoints.openai.api_server",
+               "--model", self.model, "--served-model-name", "m", "--host", "127.0.0.1",
+               "--port", str(self.port), "--dtype", self.dtype, "--skip-tokenizer-init",
+               "--max-model-len", str(self.max_model_len), "--tensor-parallel-size", str(self.tp)]
+        if self.eager:
+            cmd.append("--enforce-eager")
+        if self.block_size:
+            cmd += ["--block-size", str(self.block_size)]
+        if self.kv_tokens:
+            cmd += ["--num-gpu-blocks-override", str(self.kv_tokens // (self.block_size or 32))]
+        if self.weight_transfer:
+            cmd += ["--weight-transfer-config", json.dumps({"backend": "moor_test_file"})]
+        if self.moor is not None:
+            cmd += ["--additional-config", json.dumps({"moor": self.moor})]
+        return cmd
+
+    def _env(self):
+        env = super()._env()
+        env.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_CI_ENV="1", VLLM_SERVER_DEV_MODE="1", VLLM_NO_USAGE_STATS="1",
+                   VLLM_CACHE_ROOT=paths.cache_dir("vllm"))
+        if self.tp > 1:
+            env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(c) for c in sorted(os.sched_getaffinity(0))[:self.tp])
+        return paths.add_to_pythonpath(env, paths.PLUGIN)
+
+    def workers(self):
+        """[(pid, title)] of the worker processes, rank order.  With one rank the core is the worker."""
+        found = [(t, p) for p, t in self.processes().items() if "Worker" in t]
+        return [(p, t) for t, p in sorted(found)]
+
+    def core(self):
+        found = [p for p, t in self.processes().items() if "EngineCore" in t]
+        return found[0] if found else None

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests only: with LMDCPU=1 in the environment, LMDeploy runs on the CPU in any process that has this folder in PYTHONPATH.
-LMDCPU_DTYPE=float32: a data type that its arguments do not offer; routes then equal the oracle's exactly."""
+LMDCPU_DTYPE=float32: a data type that its arguments do not offer; routes then equal the oracle's exactly.
+
+$MOOR_TEST_BREAK breaks what the engine's loop is given, to prove that somebody notices: "shift" adds one to every id, "drop"
+loses the ids of every fifth step."""
 import importlib.util
 import multiprocessing.managers
 import os
@@ -9,7 +12,7 @@ import time
 
 
 class _Finder:
-    names = {"lmdeploy", "lmdeploy.pytorch.backends.selector", "lmdeploy.pytorch.config"}
+    names = {"lmdeploy", "lmdeploy.pytorch.backends.selector", "lmdeploy.pytorch.config", "lmdeploy.pytorch.engine.engine_loop"}
 
     def find_spec(self, name, path=None, target=None):
         if name not in self.names:
@@ -30,9 +33,30 @@ class _Finder:
                 lmdcpu.patch_lmdeploy()
             elif name.endswith("config"):
                 lmdcpu.patch_dtype(module)
+            elif name.endswith("engine_loop"):
+                _break_capture(module, os.environ.get("MOOR_TEST_BREAK"))
 
         spec.loader.exec_module = exec_module
         return spec
+
+
+def _break_capture(module, how):
+    if not how:
+        return
+    if how not in ("shift", "drop"):
+        raise ValueError(f"MOOR_TEST_BREAK={how}: shift or drop")
+    outputs, steps = module.EngineLoop._make_infer_outputs, [0]
+
+    def broken(self, batched_outputs, *args, **kwargs):
+        steps[0] += 1
+        if how == "shift" and batched_outputs.all_routed_experts is not None:
+            batched_outputs.all_routed_experts = (batched_outputs.all_routed_experts.int() + 1).remainder(16).to(
+                batched_outputs.all_routed_experts.dtype)
+        elif how == "drop" and steps[0] % 5 == 0:
+            batched_outputs.all_routed_experts = None
+        return outputs(self, batched_outputs, *args, **kwargs)
+
+    module.EngineLoop._make_infer_outputs = broken
 
 
 def _wait_before_shutdown(self, *args):

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What leaves the engine's process: the routes of a response, and the environment of its Ray workers. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "deliver.h"
+#include "lmdeploy.h"
+
+/* What takes the marker's place in the response: uint16 [rows, model layers, K] as the engine's own, or a reference. */
+static PyObject *deliver(PyObject *marker, long long num_all_ids)
+{
+    moor_runtime *rt = moor_runtime_get();
+    moor_delivery delivery = {.timeout = 1.0, .dtype = MOOR_DTYPE_U16};
+    const char *text = moor_py_text(marker, &delivery.id_len);
+    delivery.id = text + strlen(MOOR_LMDEPLOY_MARKER);
+    delivery.id_len -= (Py_ssize_t)strlen(MOOR_LMDEPLOY_MARKER);
+    delivery.rows = (uint64_t)(num_all_ids - 1);
+    PyObject *field =
+        rt->config.deliver == MOOR_DELIVER_REF ? moor_deliver_ref(&delivery) : moor_deliver_array(&delivery);
+    rt->api->count(rt->process, field ? "moor_delivered_total" : "moor_deliver_errors_total", 1);
+    return field;
+}
+
+static int is_marker(PyObject *field)
+{
+    const char *text = moor_py_text(field, NULL);
+    return text && strncmp(text, MOOR_LMDEPLOY_MARKER, strlen(MOOR_LMDEPLOY_MARKER)) == 0;
+}
+
+/* The last response of a request, finished or cancelled, carries its routes. A reference must not pass through the engine's
+ * own Ray store, which looks at the array's shape. */
+int moor_lmdeploy_extra_outputs_before(moor_jp_call *call)
+{
+    PyObject *response = moor_jp_param(call, 0), *count = moor_jp_param(call, 1);
+    PyObject *data = moor_py_path(response, "data");
+    PyObject *marker = data && PyDict_Check(data) ? PyDict_GetItemString(data, "routed_experts") : NULL;
+    if (!marker || !is_marker(marker)) {
+        Py_XDECREF(data);
+        return MOOR_JP_OK;
+    }
+    long long ids = count ? PyLong_AsLongLong(count) : -1;
+    PyObject *field = ids > 1 ? deliver(marker, ids) : NULL;
+    int result = field || ids <= 1 ? MOOR_JP_OK : MOOR_JP_FAILED;
+    if (ids < 0 && !PyErr_Occurred())
+        PyErr_SetString(PyExc_TypeError, "_get_extra_outputs says no number of ids"), result = MOOR_JP_FAILED;
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyDict_SetItemString(data, "routed_experts", field ? field : Py_None);
+    PyErr_Restore(type, value, trace);
+    if (field && PyUnicode_Check(field)) {
+        PyObject *extra = Py_BuildValue("{sO}", "routed_experts", field);
+        result = moor_jp_set_result(call, extra) ? MOOR_JP_FAILED : MOOR_JP_DONE;
+    }
+    Py_XDECREF(field);
+    Py_DECREF(data);
+    return result;
+}
+
+/* ---- Ray -------------------------------------------------------------------------------------------------------------- */
+
+/* Workers of a Ray cluster that was there before do not inherit this process' environment. */
+int moor_lmdeploy_ray_env_after(moor_jp_call *call)
+{
+    static const char *const names[] = {"LD_PRELOAD", "MOOR_CONFIG", "MOOR_INSTANCE", "MOOR_DIR", NULL};
+    PyObject *vars = moor_runtime_get()->process && PyDict_Check(call->result)
+                         ? PyDict_GetItemString(call->result, "env_vars")
+                         : NULL;
+    char told[128] = "";
+    for (int i = 0; vars && names[i]; i++) {
+        const char *value = getenv(names[i]);
+        PyObject *text = value && *value ? PyUnicode_DecodeFSDefault(value) : NULL;
+        int failed = text && PyDict_SetItemString(vars, names[i], text);
+        size_t used = strlen(told);
+        if (text && !failed)
+            snprintf(told + used, sizeof(told) - used, "%s%s", used ? ", " : "", names[i]);
+        Py_XDECREF(text);
+        if (failed || PyErr_Occurred())
+            return MOOR_JP_FAILED;
+    }
+    if (*told)
+        moor_runtime_log(2, "Ray's runtime_env carries %s to the workers", told);
+    return MOOR_JP_OK;
+}
