@@ -1,0 +1,608 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Snapshots: what comes back, what is refused, and the format of before. Killing, failing and damaging are in test_snapshot_faults.c. */
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "support/snapshots.h"
+
+static void assert_open_status(lab_store *lab, const char *id, moor_status want)
+{
+    moor_view *view = NULL;
+    moor_status status = moor_records_open(lab->records, 1, id, (uint32_t)strlen(id), 0, 0, &view);
+    if (!status)
+        lab_unview(lab, view);
+    assert_int_equal(status, want);
+}
+
+static void round_trip(const moor_records_config *change)
+{
+    lab_store before, after;
+    snap_dir dir;
+    snap_dir_make(&dir);
+    lab_defaults(&before);
+    lab_defaults(&after);
+    if (change) {
+        before.config.num_experts = after.config.num_experts = change->num_experts;
+        before.config.top_k = after.config.top_k = change->top_k;
+    }
+    lab_open_with(&before);
+    lab_open_with(&after);
+    snap_fill(&before);
+    assert_status(snap_save(&before, &dir), MOOR_OK);
+    assert_int_equal(snap_temporary_left(&dir), 0);
+    assert_status(snap_restore(&after, &dir), MOOR_OK);
+    snap_assert_same(&before, &after);
+    assert_int_equal(lab_stats(&after).records, SNAP_RECORDS);
+    lab_assert_empty(&before);
+    lab_assert_empty(&after);
+    lab_close(&before);
+    lab_close(&after);
+    snap_dir_remove(&dir);
+}
+
+static void S2_6_a_snapshot_keeps_identity_owner_and_rows(void **state)
+{
+    (void)state;
+    round_trip(NULL);
+}
+
+static void S2_6_ids_of_two_bytes_come_back(void **state)
+{
+    (void)state;
+    moor_records_config wide = {.num_experts = 40000, .top_k = 3};
+    round_trip(&wide);
+}
+
+static void S2_6_ids_and_aliases_mean_what_they_meant(void **state)
+{
+    (void)state;
+    lab_store before, lab;
+    snap_dir dir;
+    snap_dir_make(&dir);
+    lab_open(&before);
+    snap_fill(&before);
+    assert_status(snap_save(&before, &dir), MOOR_OK);
+    lab_open(&lab);
+    assert_status(snap_restore(&lab, &dir), MOOR_OK);
+    moor_view *view = lab_view(&lab, "external");
+    lab_assert_rows(&lab, view, "a", 0, 16, 1);
+    lab_assert_rows(&lab, view, "a", 16, 22, 2);
+    assert_int_equal(view->n_versions, 2);
+    lab_unview(&lab, view);
+    view = lab_view(&lab, "c");
+    lab_assert_rows(&lab, view, "a", 0, 12, 1);
+    lab_assert_rows(&lab, view, "c", 12, 15, 1);
+    lab_unview(&lab, view);
+    view = lab_view(&lab, "gap");
+    lab_assert_missing(view, 0, 3, MOOR_REASON_PREFIX_UNKNOWN);
+    lab_assert_rows(&lab, view, "gap", 3, 7, 2);
+    lab_assert_missing(view, 7, 9, MOOR_REASON_LAYER_MISSING);
+    lab_assert_rows(&lab, view, "gap", 9, 10, 2);
+    lab_assert_missing(view, 10, 12, MOOR_REASON_SHORT);
+    lab_unview(&lab, view);
+    assert_open_status(&lab, "http", MOOR_E_AMBIGUOUS);
+    assert_text("a, c");
+    assert_open_status(&lab, "dup", MOOR_E_AMBIGUOUS);
+    moor_view **views = NULL;
+    uint32_t n = 0;
+    assert_status(moor_records_open_all(lab.records, 2, "dup", 3, &views, &n), MOOR_OK);
+    assert_int_equal(n, 2);
+    assert_int_equal(views[0]->rows, 6); /* the older one first, as before */
+    assert_int_equal(views[1]->rows, 7);
+    moor_views_free(views, n);
+    moor_records_disconnect(lab.records, 2);
+    /* An id means its newest record: a fill goes there. */
+    assert_int_equal(moor_record_by_core_id(lab.records, moor_id_hash("dup", 3))->rows.end, 7);
+    assert_open_status(&lab, "gone", MOOR_E_NOT_FOUND);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+    lab_assert_empty(&before);
+    lab_close(&before);
+    snap_dir_remove(&dir);
+}
+
+static void S2_6_shared_rows_are_stored_once_and_shared_again(void **state)
+{
+    (void)state;
+    enum { PROMPT = 4096, SIBLINGS = 16, OWN = 2 };
+    lab_store before, lab;
+    snap_dir dir;
+    snap_dir_make(&dir);
+    lab_defaults(&before);
+    before.config.kv_blocks = 2048;
+    lab_open_with(&before);
+    static int32_t kv[PROMPT / LAB_BLOCK];
+    for (int i = 0; i < PROMPT / LAB_BLOCK; i++)
+        kv[i] = i;
+    lab_request first = {.id = "p", .count = PROMPT, .kv = kv, .n_kv = PROMPT / LAB_BLOCK};
+    lab_step(&before, &first, 1);
+    for (int i = 0; i < SIBLINGS; i++) {
+        char id[8];
+        snprintf(id, sizeof(id), "s%d", i);
+        lab_request one = {.id = id, .start = PROMPT, .count = OWN, .kv = kv, .n_kv = PROMPT / LAB_BLOCK};
+        lab_step(&before, &one, 1);
+        assert_status(lab_seal(&before, id, PROMPT + OWN), MOOR_OK);
+    }
+    assert_status(lab_seal(&before, "p", PROMPT), MOOR_OK);
+    assert_status(snap_save(&before, &dir), MOOR_OK);
+    uint8_t *bytes;
+    size_t size = snap_read(&dir, &bytes);
+    free(bytes);
+    size_t rows = PROMPT + SIBLINGS * OWN, row_bytes = moor_records_row_bytes(before.records);
+    assert_true(size >= rows * row_bytes);
+    assert_true(size < rows * row_bytes + 8192);
+    lab_open(&lab);
+    assert_status(snap_restore(&lab, &dir), MOOR_OK);
+    assert_int_equal(lab_stats(&lab).blocks, 1 + SIBLINGS);
+    snap_assert_same(&before, &lab);
+    /* Freeing one of them leaves the others their rows. */
+    moor_handle handle = 0;
+    assert_status(moor_records_find(lab.records, "p", 1, &handle), MOOR_OK);
+    assert_status(moor_records_event(lab.records, handle, MOOR_EVENT_DISCARD), MOOR_OK);
+    moor_view *view = lab_view(&lab, "s3");
+    lab_assert_rows(&lab, view, "p", 0, PROMPT, 1);
+    lab_assert_rows(&lab, view, "s3", PROMPT, PROMPT + OWN, 1);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+    lab_assert_empty(&before);
+    lab_close(&before);
+    snap_dir_remove(&dir);
+}
+
+static void S2_6_rows_that_nobody_needs_are_not_written(void **state)
+{
+    (void)state;
+    lab_store lab;
+    snap_dir dir;
+    snap_dir_make(&dir);
+    lab_open(&lab);
+    snap_fill_one(&lab, 8000);
+    assert_status(moor_records_truncate(lab.records, "only", 4, 10, 0), MOOR_OK);
+    assert_status(snap_save(&lab, &dir), MOOR_OK);
+    uint8_t *bytes;
+    assert_true(snap_read(&dir, &bytes) < 4096);
+    free(bytes);
+    lab_store after;
+    lab_open(&after);
+    assert_status(snap_restore(&after, &dir), MOOR_OK);
+    snap_assert_same(&lab, &after);
+    lab_assert_empty(&after);
+    lab_close(&after);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+    snap_dir_remove(&dir);
+}
+
+static void S2_6_a_stale_handle_stays_stale(void **state)
+{
+    (void)state;
+    lab_store before, lab;
+    snap_dir dir;
+    snap_dir_make(&dir);
+    lab_open(&before);
+    lab_run(&before, "x", 5, 1);
+    lab_run(&before, "leased", 5, 1);
+    moor_handle old = 0, leased = 0;
+    assert_status(moor_records_find(before.records, "x", 1, &old), MOOR_OK);
+    assert_status(moor_records_event(before.records, old, MOOR_EVENT_DISCARD), MOOR_OK);
+    lab_run(&before, "y", 5, 1); /* the same slot */
+    moor_view *view = lab_view(&before, "leased");
+    leased = view->handle;
+    assert_status(moor_records_event(before.records, leased, MOOR_EVENT_DISCARD), MOOR_OK); /* dead, but still read */
+    assert_status(snap_save(&before, &dir), MOOR_OK);
+    lab_open(&lab);
+    assert_status(snap_restore(&lab, &dir), MOOR_OK);
+    assert_int_equal(lab_stats(&lab).records, 1);
+    assert_status(moor_records_lease(lab.records, old), MOOR_E_STALE);
+    assert_status(moor_records_lease(lab.records, leased), MOOR_E_STALE);
+    for (int i = 0; i < 600; i++) { /* slots are used again, their old handles are not */
+        char id[16];
+        moor_handle handle = 0;
+        snprintf(id, sizeof(id), "new%d", i);
+        lab_run(&lab, id, 1, 1);
+        assert_status(moor_records_find(lab.records, id, (uint32_t)strlen(id), &handle), MOOR_OK);
+        assert_true(handle != old && handle != leased);
+    }
+    assert_status(moor_records_lease(lab.records, old), MOOR_E_STALE);
+    assert_status(moor_records_lease(lab.records, leased), MOOR_E_STALE);
+    lab_unview(&before, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+    lab_assert_empty(&before);
+    lab_close(&before);
+    snap_dir_remove(&dir);
+}
+
+static void S2_6_a_restored_store_goes_on(void **state)
+{
+    (void)state;
+    lab_store before, lab;
+    snap_dir dir;
+    snap_dir_make(&dir);
+    lab_open(&before);
+    snap_fill(&before);
+    assert_status(snap_save(&before, &dir), MOOR_OK);
+    lab_defaults(&lab);
+    lab.config.keep_bytes = 1;
+    lab_open_with(&lab);
+    assert_status(snap_restore(&lab, &dir), MOOR_OK);
+    lab.epoch = 3;
+    lab_run(&lab, "a", 4, 1); /* an id of before is a new request */
+    assert_open_status(&lab, "a", MOOR_E_AMBIGUOUS);
+    moor_view *view = lab_view(&lab, "external");
+    assert_int_equal(view->rows, 22);
+    /* And is saved again, with what came since. */
+    assert_status(snap_save(&lab, &dir), MOOR_OK);
+    lab_store again;
+    lab_open(&again);
+    assert_status(snap_restore(&again, &dir), MOOR_OK);
+    assert_int_equal(lab_stats(&again).records, SNAP_RECORDS + 1);
+    lab_assert_empty(&again);
+    lab_close(&again);
+    /* The keep policy takes them in the old order: "b" was touched last before, "a" is new; what is leased or a session's stays. */
+    moor_record_slot *newest = lab.records->newest;
+    assert_string_equal(newest->id, "a");
+    assert_string_equal(newest->older->id, "b");
+    assert_string_equal(lab.records->oldest->id, "dup");
+    moor_records_expire(lab.records, moor_now_ns());
+    assert_int_equal(lab_stats(&lab).records, 2);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+    lab_assert_empty(&before);
+    lab_close(&before);
+    snap_dir_remove(&dir);
+}
+
+static void an_empty_store_is_saved_too(void **state)
+{
+    (void)state;
+    lab_store before, after;
+    snap_dir dir;
+    snap_dir_make(&dir);
+    lab_open(&before);
+    lab_open(&after);
+    assert_status(snap_save(&before, &dir), MOOR_OK);
+    assert_status(snap_restore(&after, &dir), MOOR_OK);
+    assert_int_equal(lab_stats(&after).records, 0);
+    lab_close(&before);
+    lab_close(&after);
+    snap_dir_remove(&dir);
+}
+
+/* ---- labels ---- */
+
+typedef struct told {
+    uint64_t epochs[8];
+    char labels[8][MOOR_SNAP_LABEL_BYTES];
+    int n;
+} told;
+
+static void label_of(void *user, uint64_t epoch, char text[MOOR_SNAP_LABEL_BYTES])
+{
+    (void)user;
+    if (epoch == 2)
+        snprintf(text, MOOR_SNAP_LABEL_BYTES, "step-%058d", 7); /* as long as a label can be */
+}
+
+static void label_told(void *user, uint64_t epoch, const char *text)
+{
+    told *all = user;
+    all->epochs[all->n] = epoch;
+    snprintf(all->labels[all->n++], MOOR_SNAP_LABEL_BYTES, "%s", text);
+}
+
+static void S2_6_weight_labels_and_the_epoch_come_back(void **state)
+{
+    (void)state;
+    lab_store before, after;
+    snap_dir dir;
+    told all = {.n = 0};
+    snap_dir_make(&dir);
+    lab_open(&before);
+    lab_open(&after);
+    snap_fill(&before);
+    moor_save save = {.dir = dir.path, .deadline_ns = UINT64_MAX, .epoch = 41, .label_of = label_of};
+    uint64_t bytes = 0;
+    assert_status(moor_records_save(before.records, &save, &bytes), MOOR_OK);
+    uint8_t *data;
+    assert_int_equal(snap_read(&dir, &data), bytes);
+    free(data);
+    moor_restore restore = {.dir = dir.path, .label = label_told, .user = &all};
+    moor_restored restored = {0};
+    assert_status(moor_records_restore(after.records, &restore, &restored), MOOR_OK);
+    assert_int_equal(restored.records, SNAP_RECORDS);
+    assert_int_equal(restored.epoch, 41);
+    assert_int_equal(all.n, 1);
+    assert_int_equal(all.epochs[0], 2);
+    assert_int_equal(strlen(all.labels[0]), MOOR_SNAP_LABEL_BYTES - 1);
+    lab_assert_empty(&before);
+    lab_assert_empty(&after);
+    lab_close(&before);
+    lab_close(&after);
+    snap_dir_remove(&dir);
+}
+
+/* ---- what is refused ---- */
+
+static void S2_6_only_a_quiet_store_is_saved(void **state)
+{
+    (void)state;
+    lab_store lab;
+    snap_dir dir;
+    snap_dir_make(&dir);
+    lab_open(&lab);
+    lab_run(&lab, "done", 4, 1);
+    lab_request open = {.id = "in a step", .count = 3};
+    assert_status(lab_begin(&lab, &open, 1), MOOR_OK);
+    assert_status(snap_save(&lab, &dir), MOOR_E_STATE);
+    assert_text("in a step");
+    assert_text("a step of 1 requests is open");
+    assert_int_not_equal(access(dir.path, F_OK), 0); /* nothing was begun */
+    lab_capture(&lab, &open, 1);
+    assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_OK);
+    lab_one(&lab, "also open", 0, 2);
+    assert_status(snap_save(&lab, &dir), MOOR_E_STATE);
+    assert_text("2 requests are not sealed: in a step, also open");
+    assert_status(lab_seal(&lab, "in a step", 3), MOOR_OK);
+    /* A seal that is still on the ring counts. */
+    assert_status(moor_seal_push(lab.ring, moor_id_hash("also open", 9), (moor_hash128){0, 0}, 2, 0), MOOR_OK);
+    assert_status(snap_save(&lab, &dir), MOOR_OK);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+    snap_dir_remove(&dir);
+}
+
+static void S2_6_it_is_restored_into_a_new_store_only(void **state)
+{
+    (void)state;
+    lab_store before, lab;
+    snap_dir dir;
+    snap_dir_make(&dir);
+    lab_open(&before);
+    snap_fill_one(&before, 3);
+    assert_status(snap_save(&before, &dir), MOOR_OK);
+    lab_open(&lab);
+    lab_run(&lab, "mine", 5, 1);
+    assert_status(snap_restore(&lab, &dir), MOOR_E_STATE);
+    assert_text("1 records, 1 live");
+    moor_view *view = lab_view(&lab, "mine");
+    lab_assert_rows(&lab, view, "mine", 0, 5, 1);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    assert_status(snap_restore(&lab, &dir), MOOR_E_STATE); /* empty, but its handles were given out */
+    lab_close(&lab);
+    lab_assert_empty(&before);
+    lab_close(&before);
+    snap_dir_remove(&dir);
+}
+
+static void refused_by(lab_store *lab, const snap_dir *dir, moor_status want, const char *one, const char *other)
+{
+    lab_open_with(lab);
+    assert_status(snap_restore(lab, dir), want);
+    assert_text(one);
+    assert_text(other);
+    snap_assert_new(lab);
+    lab_close(lab);
+}
+
+static void S2_6_a_snapshot_of_another_model_is_refused(void **state)
+{
+    (void)state;
+    lab_store before, lab;
+    snap_dir dir;
+    snap_dir_make(&dir);
+    lab_open(&before);
+    snap_fill_one(&before, 2000);
+    assert_status(snap_save(&before, &dir), MOOR_OK);
+    lab_defaults(&lab);
+    lab.config.layers--;
+    refused_by(&lab, &dir, MOOR_E_INVALID, "6 of 15 layers, 4 of 128 experts", "5 of 15 layers, 4 of 128 experts");
+    lab_defaults(&lab);
+    lab.config.top_k = 8;
+    refused_by(&lab, &dir, MOOR_E_INVALID, "4 of 128 experts", "8 of 128 experts");
+    lab_defaults(&lab);
+    lab.config.num_experts = 64;
+    refused_by(&lab, &dir, MOOR_E_INVALID, "4 of 128 experts", "4 of 64 experts");
+    lab_defaults(&lab);
+    lab.layer_ids[5]++;
+    refused_by(&lab, &dir, MOOR_E_INVALID, "column 5 is layer 13", "layer 14");
+    lab_defaults(&lab);
+    lab.config.store_index = 3;
+    refused_by(&lab, &dir, MOOR_E_NOT_FOUND, "store-3.moor", "");
+    lab_defaults(&lab);
+    lab.config.arena_bytes = 32 << 10;
+    refused_by(&lab, &dir, MOOR_E_FULL, "48000 bytes of rows", "32768");
+    lab_assert_empty(&before);
+    lab_close(&before);
+    snap_dir_remove(&dir);
+}
+
+static void directories_that_cannot_be_are_named(void **state)
+{
+    (void)state;
+    lab_store lab;
+    snap_dir dir;
+    char path[PATH_MAX + 8];
+    snap_dir_make(&dir);
+    lab_open(&lab);
+    moor_save save = {.dir = "relative/path", .deadline_ns = UINT64_MAX};
+    assert_status(moor_records_save(lab.records, &save, NULL), MOOR_E_INVALID);
+    assert_text("relative/path");
+    save.dir = NULL;
+    assert_status(moor_records_save(lab.records, &save, NULL), MOOR_E_INVALID);
+    memset(path, 'x', sizeof(path));
+    path[0] = '/';
+    path[PATH_MAX - 20] = 0;
+    save.dir = path;
+    assert_status(moor_records_save(lab.records, &save, NULL), MOOR_E_INVALID);
+    assert_text("a path of");
+    snprintf(path, sizeof(path), "%s/no/such", dir.base);
+    assert_status(moor_records_save(lab.records, &save, NULL), MOOR_E_IO); /* more than the last component is absent */
+    assert_text(path);
+    save.dir = "/proc/self/status";
+    assert_status(moor_records_save(lab.records, &save, NULL), MOOR_E_IO);
+    assert_status(snap_restore(&lab, &dir), MOOR_E_NOT_FOUND);
+    assert_text(dir.path);
+    /* Not a file at all. */
+    char file[PATH_MAX];
+    snap_path(&dir, file);
+    assert_int_equal(mkdir(dir.path, 0700), 0);
+    assert_int_equal(mkfifo(file, 0600), 0);
+    assert_status(snap_restore(&lab, &dir), MOOR_E_INVALID);
+    assert_text("not a regular file");
+    snap_assert_new(&lab);
+    lab_close(&lab);
+    snap_dir_remove(&dir);
+}
+
+static void two_do_not_write_one_snapshot(void **state)
+{
+    (void)state;
+    lab_store lab;
+    snap_dir dir;
+    char path[PATH_MAX + 32];
+    snap_dir_make(&dir);
+    lab_open(&lab);
+    snap_fill_one(&lab, 3);
+    assert_status(snap_save(&lab, &dir), MOOR_OK);
+    snprintf(path, sizeof(path), "%s/.store-0.moor.tmp", dir.path);
+    int other = open(path, O_RDWR | O_CREAT, 0600);
+    assert_true(other >= 0);
+    assert_int_equal(flock(other, LOCK_EX), 0);
+    assert_status(snap_save(&lab, &dir), MOOR_E_STATE);
+    assert_text("another one is being written");
+    assert_int_equal(access(path, F_OK), 0); /* and the other's file is left alone */
+    close(other);
+    assert_status(snap_save(&lab, &dir), MOOR_OK);
+    assert_int_equal(snap_temporary_left(&dir), 0);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+    snap_dir_remove(&dir);
+}
+
+static void a_deadline_or_a_closing_store_leaves_the_old_one(void **state)
+{
+    (void)state;
+    lab_store lab, after;
+    snap_dir dir;
+    _Atomic int cancel = 1;
+    snap_dir_make(&dir);
+    lab_open(&lab);
+    snap_fill_one(&lab, 3);
+    assert_status(snap_save(&lab, &dir), MOOR_OK);
+    lab_run(&lab, "more", 5, 1);
+    moor_save save = {.dir = dir.path, .deadline_ns = moor_now_ns() - 1};
+    assert_status(moor_records_save(lab.records, &save, NULL), MOOR_E_TIMEOUT);
+    save = (moor_save){.dir = dir.path, .deadline_ns = UINT64_MAX, .cancel = &cancel};
+    assert_status(moor_records_save(lab.records, &save, NULL), MOOR_E_CLOSED);
+    assert_int_equal(snap_temporary_left(&dir), 0);
+    lab_open(&after);
+    assert_status(snap_restore(&after, &dir), MOOR_OK);
+    assert_int_equal(lab_stats(&after).records, 1);
+    lab_assert_empty(&after);
+    lab_close(&after);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+    snap_dir_remove(&dir);
+}
+
+/* ---- beside others ---- */
+
+static lab_store shared;
+static _Atomic int stop;
+
+static void *disturb(void *unused)
+{
+    (void)unused;
+    for (int i = 0; !atomic_load(&stop); i++) {
+        char id[16];
+        moor_handle handle = 0;
+        snprintf(id, sizeof(id), "t%d", i);
+        lab_run(&shared, id, 200, 1);
+        if (!moor_records_find(shared.records, id, (uint32_t)strlen(id), &handle)) {
+            moor_records_lease(shared.records, handle);
+            moor_records_unlease(shared.records, handle);
+        }
+        if (i >= 8) {
+            snprintf(id, sizeof(id), "t%d", i - 8);
+            if (!moor_records_find(shared.records, id, (uint32_t)strlen(id), &handle))
+                moor_records_event(shared.records, handle, MOOR_EVENT_DISCARD);
+        }
+        usleep(300);
+    }
+    return NULL;
+}
+
+/* Rows are written while the store goes on: what was there when it began is what comes back. */
+static void S2_6_a_store_that_goes_on_does_not_change_its_snapshot(void **state)
+{
+    (void)state;
+    snap_dir dir;
+    pthread_t thread;
+    int saved = 0;
+    snap_dir_make(&dir);
+    lab_open(&shared);
+    snap_fill_one(&shared, 8000);
+    assert_int_equal(pthread_create(&thread, NULL, disturb, NULL), 0);
+    uint64_t deadline = moor_now_ns() + 60000000000u;
+    while (saved < 10 && moor_now_ns() < deadline) {
+        moor_status status = snap_save(&shared, &dir);
+        if (status) {
+            assert_status(status, MOOR_E_STATE); /* it came amid a request */
+            continue;
+        }
+        saved++;
+        lab_store after;
+        lab_open(&after);
+        assert_status(snap_restore(&after, &dir), MOOR_OK);
+        moor_view *view = lab_view(&after, "only");
+        lab_assert_rows(&after, view, "only", 0, 8000, 1);
+        lab_unview(&after, view);
+        for (uint32_t s = 0; s < after.records->slots.count; s++) {
+            const moor_record_slot *slot = moor_slots_at(&after.records->slots, s);
+            if (!slot->used || slot->id[0] != 't')
+                continue;
+            view = lab_view(&after, slot->id);
+            lab_assert_rows(&after, view, slot->id, 0, 200, 1);
+            lab_unview(&after, view);
+        }
+        lab_assert_empty(&after);
+        lab_close(&after);
+    }
+    atomic_store(&stop, 1);
+    pthread_join(thread, NULL);
+    assert_true(saved > 0);
+    lab_assert_empty(&shared);
+    lab_close(&shared);
+    snap_dir_remove(&dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(S2_6_a_snapshot_keeps_identity_owner_and_rows),
+        cmocka_unit_test(S2_6_ids_of_two_bytes_come_back),
+        cmocka_unit_test(S2_6_ids_and_aliases_mean_what_they_meant),
+        cmocka_unit_test(S2_6_shared_rows_are_stored_once_and_shared_again),
+        cmocka_unit_test(S2_6_rows_that_nobody_needs_are_not_written),
+        cmocka_unit_test(S2_6_a_stale_handle_stays_stale),
+        cmocka_unit_test(S2_6_a_restored_store_goes_on),
+        cmocka_unit_test(an_empty_store_is_saved_too),
+        cmocka_unit_test(S2_6_weight_labels_and_the_epoch_come_back),
+        cmocka_unit_test(S2_6_only_a_quiet_store_is_saved),
+        cmocka_unit_test(S2_6_it_is_restored_into_a_new_store_only),
+        cmocka_unit_test(S2_6_a_snapshot_of_another_model_is_refused),
+        cmocka_unit_test(directories_that_cannot_be_are_named),
+        cmocka_unit_test(two_do_not_write_one_snapshot),
+        cmocka_unit_test(a_deadline_or_a_closing_store_leaves_the_old_one),
+        cmocka_unit_test(S2_6_a_store_that_goes_on_does_not_change_its_snapshot),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
