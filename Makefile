@@ -12,7 +12,7 @@ FUZZ_SECONDS ?= 60
 ENGINE ?= vllm
 own = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: all setup setup-test test test-asan test-tsan demo bench fuzz format lint abi-dump clean
+.PHONY: all setup setup-test engines test test-asan test-tsan demo bench fuzz format lint abi-dump clean
 
 all: setup
 	cmake -S . -B $(BUILD) -G Ninja
@@ -24,8 +24,14 @@ setup:
 setup-test:
 	@scripts/setup test
 
-# Engine tests find their environments through $MOOR_VENV_*, and skip (saying so) where one cannot be made.
-test: setup-test all
+# Engine tests find their environments through $MOOR_VENV_*, and skip (saying so) where one cannot be made. Downloads and
+# compilers wait for different things: both at once.
+ENGINES = vllm vllm024 sglang lmdeploy
+engines: setup-test
+	scripts/engine-env $(ENGINES) >/dev/null
+
+test: setup-test
+	+scripts/engine-env $(ENGINES) >/dev/null & $(MAKE) --no-print-directory all || { kill $$!; exit 1; }; wait
 	vllm=$$(scripts/engine-env vllm); vllm024=$$(scripts/engine-env vllm024); \
 	sglang=$$(scripts/engine-env sglang); lmdeploy=$$(scripts/engine-env lmdeploy); \
 	cd $(BUILD) && MOOR_VENV_VLLM=$$vllm MOOR_VENV_VLLM024=$$vllm024 MOOR_VENV_SGLANG=$$sglang MOOR_VENV_LMDEPLOY=$$lmdeploy \

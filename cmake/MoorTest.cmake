@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # moor_unit_test(NAME files… [LABELS …] [LIBS …] [TIMEOUT s])   a cmocka program linked with moor_core
-# moor_test(NAME COMMAND … [LABELS …] [TIMEOUT s] [ENV …] [SERIAL])    any other test (default label: integration)
+# moor_test(NAME COMMAND … [LABELS …] [TIMEOUT s] [ENV …] [CORES n])   any other test (default label: integration);
+#                       beside others while their cores, 1 unless said, fit into ctest's -j; SERIAL: beside nothing
 # Exit code 77 = skipped, with the reason as the last line that the test prints.
 
 find_library(MOOR_CMOCKA_LIBRARY cmocka REQUIRED)
@@ -43,6 +44,9 @@ function(_moor_test_properties name default_label)
   set_tests_properties(${name} PROPERTIES
     LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77
     ENVIRONMENT "${moor_test_env};${ARG_ENV}")
+  if(ARG_CORES)
+    set_tests_properties(${name} PROPERTIES PROCESSORS ${ARG_CORES})
+  endif()
   if(ARG_SERIAL)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
   endif()
@@ -61,7 +65,7 @@ function(moor_unit_test name)
 endfunction()
 
 function(moor_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 ARG "SERIAL" "TIMEOUT" "LABELS;COMMAND;ENV")
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "SERIAL" "TIMEOUT;CORES" "LABELS;COMMAND;ENV")
   add_test(NAME ${name} COMMAND ${ARG_COMMAND})
   _moor_test_properties(${name} integration)
 endfunction()

@@ -280,6 +280,7 @@ class Demo:
         self.model = {FIRST: models.ensure(a.family, a.seed, self.python),
                       SECOND: models.ensure(a.family, a.seed + 1, self.python)}
         with tempfile.TemporaryDirectory(prefix="moor-demo-") as self.work, oracle.Oracle(self.python, banned=self.engine.banned) as self.oracle:
+            self.oracle.start()
             say(f"starting {self.engine.title}, {a.tp} tensor-parallel rank(s), " + ("without Moor" if a.without_moor else
                 f"Moor from {os.path.relpath(self.build.pythonpath)} ({a.loading or self.engine.Server.LOADING})"))
             main = self.server("bare" if a.without_moor else "moor", not a.without_moor)

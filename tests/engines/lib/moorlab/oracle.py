@@ -123,19 +123,28 @@ class Oracle:
         self.banned = list(banned)
         self.threads = threads
         self.proc = None
+        self._ready = False
         self._lock = threading.Lock()
 
     def __enter__(self):
         self._dir = tempfile.TemporaryDirectory(prefix="moor-oracle-")
+        return self
+
+    def start(self):
+        """Begin now: its imports take as long as a small server's. Without this it begins when it is first asked."""
         env = paths.lab_env({"OMP_NUM_THREADS": str(self.threads)})
         env.pop("LD_PRELOAD", None)
         self._log = open(os.path.join(self._dir.name, "log"), "w+")
         self.proc = subprocess.Popen([self.python, "-m", "moorlab.oracle"], env=env, text=True,
                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log)
-        self._answer()
         return self
 
     def __exit__(self, *exc):
+        if self.proc:
+            self._end()
+        self._dir.cleanup()
+
+    def _end(self):
         self.proc.stdin.close()
         try:
             self.proc.wait(10)
@@ -144,7 +153,6 @@ class Oracle:
             self.proc.wait()
         self.proc.stdout.close()
         self._log.close()
-        self._dir.cleanup()
 
     def _answer(self):
         line = self.proc.stdout.readline()
@@ -161,6 +169,11 @@ class Oracle:
         if short:
             raise ValueError(f"requests with fewer than two tokens have no row: {short}")
         with self._lock:
+            if not self.proc:
+                self.start()
+            if not self._ready:
+                self._answer()  # it says so when its imports are done
+                self._ready = True
             ask = {"model": model, "tokens": os.path.join(self._dir.name, "tokens.json"), "banned": self.banned,
                    "out": keep or os.path.join(self._dir.name, "rows.npz")}
             with open(ask["tokens"], "w") as f:

@@ -117,6 +117,7 @@ class Lab:
     @contextlib.contextmanager
     def running(self):
         with oracle.Oracle(self.python, banned=self.engine.banned) as self.oracle:
+            self.oracle.start()
             with self.new_server() as self.server:
                 self.client = self.server.client()
                 yield self

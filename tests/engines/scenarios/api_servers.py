@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two front-end processes, one engine: they share the gate, and either delivers."""
+import re
+
+from moorlab import load
+from moorlab.scenario import Group, proves, require
+
+FRONT_ENDS = 2
+GROUP = Group(args=["--api-server-count", str(FRONT_ENDS)], engines=("vllm",), updates=True, moor={
+    "gate": {"mode": "enforce", "drain_timeout_s": 60}, "weights": {"timeout_s": 60}})
+
+
+@proves("S1.2", "S1.20", "S4.11")
+def check_either_front_end_delivers(lab):
+    t = lab.expect_routes(lab.send(32, 8))
+    answered = set(re.findall(r"\(ApiServer_(\d+) .*POST /v1/completions", lab.server.log_text()))
+    require(len(answered) == FRONT_ENDS, f"front ends that answered: {answered}")
+    return f"{t.pairs} pairs"
+
+
+@proves("S4.1", "S4.5", "S4.11")
+def check_an_update_waits_for_the_requests_of_both(lab):
+    flying = load.Load(lab.client, load.make_jobs(48, 5, lab.label(), tokens=(30, 60)), 16).start()
+    require(flying.wait_done(8, 120), "the load did not get going")
+    lab.client.update(lab.model(1), "one")
+    require(flying.done_count() < 48, "all were done before the update: the check proves nothing")
+    result = flying.finish()
+    require(not result.failed, f"lost: {result.failed}")
+    by_epoch = {}
+    for c in result.done.values():
+        with lab.store.open(c.id, 10.0) as record:
+            versions = [tuple(v[:2]) for v in record.versions]
+        require(len(versions) == 1, f"{c.id}: versions {versions}: it straddled the update")
+        by_epoch.setdefault(versions[0][1], []).append(c)
+    require(len(by_epoch) == 2, f"epochs {sorted(by_epoch)}")
+    for which, epoch in enumerate(sorted(by_epoch)):
+        lab.expect_routes(by_epoch[epoch], which=which)
+    return ", ".join(f"{len(done)} at epoch {epoch}" for epoch, done in sorted(by_epoch.items()))
