@@ -71,6 +71,7 @@ int moor_lmdeploy_wakeup_after(moor_jp_call *call)
     return moor_gate_open();
 }
 
+/* Once the gate is closed and drained. A drain that fails leaves the gate closed and no update open: the caller may try again. */
 static void begin_update(void)
 {
     moor_runtime *rt = moor_runtime_get();
@@ -78,7 +79,6 @@ static void begin_update(void)
         return;
     front.updating = 1;
     rt->api->weights_begin(rt->process, MOOR_WEIGHTS_UPDATE);
-    moor_gate_close(0);
 }
 
 static int end_update(int result)
@@ -94,9 +94,13 @@ static int end_update(int result)
 int moor_lmdeploy_update_params_before(moor_jp_call *call)
 {
     (void)call;
-    int first = !front.updating;
-    begin_update();
-    return first ? moor_gate_drain_blocking() : MOOR_JP_OK;
+    if (front.updating)
+        return MOOR_JP_OK;
+    moor_gate_close(0);
+    int drained = moor_gate_drain_blocking();
+    if (drained == MOOR_JP_OK)
+        begin_update();
+    return drained;
 }
 
 int moor_lmdeploy_update_params_after(moor_jp_call *call)
@@ -108,8 +112,14 @@ int moor_lmdeploy_update_params_after(moor_jp_call *call)
 
 int moor_lmdeploy_update_weights_before(moor_jp_call *call)
 {
-    begin_update();
-    return moor_gate_drain(call);
+    if (front.updating)
+        return MOOR_JP_OK;
+    if (!call->rounds)
+        moor_gate_close(0);
+    int drained = moor_gate_drain(call);
+    if (drained == MOOR_JP_OK)
+        begin_update();
+    return drained;
 }
 
 /* (True, text), or (False, why) after which the weights are whatever they are. */

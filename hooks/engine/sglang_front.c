@@ -210,8 +210,9 @@ static int returned_true(moor_jp_call *call)
 
 int moor_sglang_begin_update_before(moor_jp_call *call)
 {
-    update.session = 1;
-    return close_gate(call);
+    int drained = close_gate(call); /* not drained: no session, and the caller may try again */
+    update.session |= drained == MOOR_JP_OK;
+    return drained;
 }
 
 int moor_sglang_end_update_after(moor_jp_call *call)

@@ -21,14 +21,17 @@ static int succeeded(moor_jp_call *call)
 /* call->state of a call that changes weights: it is reported, and it opened a cleanup window. */
 static char reported, with_window;
 
-/* `empties`: the caller left the engine's own empty_cache on (torch_empty_cache), so that Moor may have its one. */
+/* `empties`: the caller left the engine's own empty_cache on (torch_empty_cache), so that Moor may have its one; the calls of a
+ * session share the session's window. */
 static void open_window(moor_jp_call *call, int empties)
 {
     moor_runtime *rt = moor_runtime_get();
     rt->api->weights_begin(rt->process, MOOR_WEIGHTS_UPDATE);
-    call->state = empties ? &with_window : &reported;
-    if (empties)
-        moor_window_enter(MOOR_PHASE_BEFORE_WEIGHTS);
+    call->state = &reported;
+    if (!empties || moor_window_inside())
+        return;
+    call->state = &with_window;
+    moor_window_enter(MOOR_PHASE_BEFORE_WEIGHTS);
 }
 
 static void close_window(moor_jp_call *call)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """record.deliver = none: by request id only; the response stays as the engine made it."""
-from moorlab.scenario import ALL, Group, proves, require
+from moorlab.scenario import VLLM, Group, proves, require
 
-GROUP = Group(moor={"record": {"deliver": "none"}}, engines=(*ALL, "vllm024"))
+GROUP = Group(moor={"record": {"deliver": "none"}}, engines=VLLM)  # own_field is that of the others
 
 
 @proves("DESIGN: delivery, none")

@@ -13,6 +13,7 @@ class Engine:
     options: dict = field(default_factory=dict)       # of its Server, in every run
     updating: dict = field(default_factory=dict)      # of its Server, where weights change over HTTP
     prefix: dict = field(default_factory=dict)        # of its Server, where cached prefixes are wanted
+    cleanup: tuple = ("before_weights", 2)  # where the light cleanup empties a rank's cache, how often in update + update_begin, _rest
     banned: tuple = ()        # tokens that it does not sample under ignore_eos
     ends_by_kill: bool = False  # it ends its own processes with SIGKILL: Moor's files stay until the next start
     outlives_worker: bool = False  # its HTTP server stays when a worker is gone
@@ -25,14 +26,15 @@ ENGINES = {e.name: e for e in (
            cannot={"n": "its samples share one id in the response"}),
     Engine("vllm024", "vLLM 0.24", server.Server, options={"args": ["--enable-prompt-tokens-details"], "block_size": 32},
            cannot={"n": "its samples share one id in the response"}),
-    Engine("sglang", "SGLang", sglang.Server, ends_by_kill=True, refusal_poisons=True, cannot={
+    Engine("sglang", "SGLang", sglang.Server, ends_by_kill=True, refusal_poisons=True,
+           cleanup=("before_weights", 1), cannot={  # update() leaves torch_empty_cache off, and so does Moor
         "reject": "no call of it makes one rank refuse",
         "rpc": "it has no collective_rpc",
         "shared_id": "each of its samples has an id of its own in the response",
         "metrics": "Moor's metrics are not in SGLang's /metrics; `moor status --prometheus` has them",
     }),
     Engine("lmdeploy", "LMDeploy", lmdeploy.Server, banned=(models.BASE["eos_token_id"],), updating={"ray": True},
-           outlives_worker=True, prefix={"prefix_cache": True}, cannot={
+           outlives_worker=True, cleanup=("transfer", 2), prefix={"prefix_cache": True}, cannot={
         "reject": "no call of it makes one rank refuse",
         "rpc": "it has no collective_rpc",
         "keep": "it has no pause that keeps requests",
