@@ -176,12 +176,17 @@ int moor_locks_slot_alive(int locks_fd, uint32_t slot)
     return alive;
 }
 
-int moor_locks_other_server(int locks_fd)
+int moor_locks_other_server(int locks_fd, pid_t *who)
 {
+    struct flock lock;
+    *who = 0;
     pthread_mutex_lock(&mutex);
-    int alive = find_fd(locks_fd) && held_by_other(locks_fd, MOOR_LOCKS_SERVER);
+    int asked = find_fd(locks_fd) != NULL;
+    int answered = asked && lock_bytes(locks_fd, F_GETLK, F_WRLCK, MOOR_LOCKS_SERVER, &lock) == 0;
     pthread_mutex_unlock(&mutex);
-    return alive;
+    if (answered && lock.l_type != F_UNLCK && lock.l_pid > 0)
+        *who = lock.l_pid;
+    return asked && (!answered || lock.l_type != F_UNLCK);
 }
 
 enum { ABSENT = -1, CANNOT_ASK = -2 };

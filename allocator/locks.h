@@ -13,6 +13,8 @@
 #ifndef MOOR_LOCKS_H
 #define MOOR_LOCKS_H
 
+#include <sys/types.h>
+
 #include "error.h"
 
 enum { MOOR_LOCKS_SLOTS = 256, MOOR_LOCKS_SERVER = 4096 };
@@ -30,7 +32,8 @@ int moor_locks_slot_alive(int locks_fd, uint32_t slot);
 
 /* 1 when a process of the server lives, 0 when none does or the directory has no such file. `others`: not counting us. */
 int moor_locks_server_alive(int dir_fd);
-int moor_locks_other_server(int locks_fd);
+/* *who: one that does, 0 when it cannot be named (another PID namespace). */
+int moor_locks_other_server(int locks_fd, pid_t *who);
 /* All slots at once, without joining: alive[s] is 1 where the slot's byte is held (by another process or us). */
 void moor_locks_slots_alive(int dir_fd, uint8_t alive[MOOR_LOCKS_SLOTS]);
 

@@ -21,7 +21,7 @@
 
 _Static_assert((int)MOOR_LOCKS_SLOTS == (int)MOOR_MAX_PROCESSES, "one lock byte a process cell");
 
-enum { LOCK_WAIT_MS = 10000, MAX_SUFFIX = 99 };
+enum { LOCK_WAIT_MS = 10000, DYING_WAIT_MS = 3000, DYING_LOOK_MS = 2, MAX_SUFFIX = 99 };
 
 static moor_status lock_base(int base_fd, const char *base)
 {
@@ -210,11 +210,64 @@ moor_status moor_instance_enter(const char *name, const char *dir, moor_instance
     return MOOR_OK;
 }
 
+/* What a line "Name:\thex" of /proc/PID/status says, 0 without it. */
+static unsigned long long hex_after(const char *status, const char *name)
+{
+    const char *at = strstr(status, name);
+    return at ? strtoull(at + strlen(name), NULL, 16) : 0;
+}
+
+static ssize_t read_proc(pid_t pid, const char *name, char *text, size_t size)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, text, size - 1) : -1;
+    if (fd >= 0)
+        close(fd);
+    text[n > 0 ? n : 0] = 0;
+    return n;
+}
+
+/* 1 when the process is on its way out: a SIGKILL waits for it, or the kernel is taking it apart (proc(5): SigPnd and ShdPnd in
+ * status; state and PF_EXITING, 4, of the flags in stat). */
+static int is_dying(pid_t pid)
+{
+    enum { SIGKILL_BIT = 1 << 8, PF_EXITING = 4 };
+    char text[4096], state = 0;
+    unsigned flags = 0;
+    if (pid <= 0)
+        return 0;
+    if (read_proc(pid, "status", text, sizeof(text)) < 0)
+        return errno == ENOENT || errno == ESRCH;
+    if ((hex_after(text, "\nSigPnd:") | hex_after(text, "\nShdPnd:")) & SIGKILL_BIT)
+        return 1;
+    read_proc(pid, "stat", text, sizeof(text));
+    const char *after_name = strrchr(text, ')');
+    if (!after_name || sscanf(after_name, ") %c %*d %*d %*d %*d %*d %u", &state, &flags) != 2)
+        return 0;
+    return state == 'Z' || state == 'X' || (flags & PF_EXITING);
+}
+
+/* 1 when another process of the server remains. An engine ends its workers with SIGKILL and is gone before they are (two gigabytes
+ * take a while to take apart): those are waited for, or each would leave the files to the other. */
+static int others_remain(int locks_fd)
+{
+    uint64_t deadline = moor_now_ns() + DYING_WAIT_MS * 1000000ull;
+    pid_t who;
+    while (moor_locks_other_server(locks_fd, &who)) {
+        if (!is_dying(who) || moor_now_ns() > deadline)
+            return 1;
+        nanosleep(&(struct timespec){.tv_nsec = DYING_LOOK_MS * 1000000}, NULL);
+    }
+    return 0;
+}
+
 void moor_instance_leave(moor_instance *in, int unmap)
 {
     /* Leaving is ordered by the base's lock: of two processes that go at the same time, the second one finds itself alone. */
     int locked = lock_base(in->base_fd, in->base) == MOOR_OK;
-    int last = locked && !moor_locks_other_server(in->locks_fd);
+    int last = locked && !others_remain(in->locks_fd);
     if (last)
         remove_instance(in->base_fd, in->name, in->dir_fd);
     moor_locks_leave(in->locks_fd, 1);

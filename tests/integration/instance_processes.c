@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Membership in an instance, by real processes: names, directories, death (plugin/instance.c, process.c, allocator/locks.c). */
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,6 +74,22 @@ static void killed_servers_are_swept_at_the_next_start(void **state)
     assert_int_equal(files_in(path("default")), -1);
     actor_exit(&a);
     assert_int_equal(files_in(actors_dir), 0);
+}
+
+/* vLLM kills its workers with SIGKILL and ends at once: the front end must not leave the files to a worker that is being killed. */
+static void the_last_waits_for_one_that_is_being_killed(void **state)
+{
+    (void)state;
+    actor a, b;
+    actor_start(&a, NULL);
+    actor_start(&b, "MOOR_INSTANCE=default", NULL);
+    actor_say(&a, "ok default ", "join {}");
+    actor_say(&b, "ok default ", "join {}");
+    actor_say(&b, "ok", "weigh 512");
+    kill(b.pid, SIGKILL);
+    actor_say(&a, "ok", "leave");
+    assert_int_equal(files_in(actors_dir), 0);
+    actor_kill(&b);
 }
 
 static void sweeping_leaves_alone_what_is_not_ours(void **state)
@@ -281,6 +298,7 @@ int main(void)
         TEST(last_one_out_removes_the_files),
         TEST(exit_without_leaving_removes_the_files),
         TEST(killed_servers_are_swept_at_the_next_start),
+        TEST(the_last_waits_for_one_that_is_being_killed),
         TEST(sweeping_leaves_alone_what_is_not_ours),
         TEST(taken_name_gets_a_suffix_unless_it_was_given),
         TEST(refused_directories_name_owner_and_mode),
