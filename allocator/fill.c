@@ -6,6 +6,7 @@
 #include "error.h"
 #include "heap.h"
 #include "seal.h"
+#include "trace.h"
 
 /* Rows on their way in: new blocks, one reference each, rows in order. */
 typedef struct intake {
@@ -213,9 +214,12 @@ static moor_status truncate_record(moor_records *records, moor_record_slot *reco
     if (rows < min_rows || rows > record->accepted)
         return moor_fail(MOOR_E_RANGE, "request %s: truncate to %llu rows, allowed are %llu to %llu", record->id,
                          (unsigned long long)rows, (unsigned long long)min_rows, (unsigned long long)record->accepted);
-    moor_status status = moor_record_can_cut(record);
+    moor_status status = moor_trace_may_cut(record, rows);
+    if (!status)
+        status = moor_record_can_cut(record);
     if (status)
         return status;
+    moor_trace_cut(record, rows, record->rows.end);
     moor_record_cut(records, record, rows);
     if (record->gap_until > rows)
         record->gap_until = rows;
@@ -232,10 +236,12 @@ moor_status moor_records_truncate(moor_records *records, const char *id, uint32_
     moor_status status = moor_records_find(records, id, id_len, &handle);
     if (status)
         return status;
+    pthread_mutex_lock(&records->sessions->lock); /* tokens of a session are cut together with its rows */
     moor_records_lock(records);
     status = moor_slots_get(&records->slots, handle, &record);
     if (!status)
         status = truncate_record(records, record, rows, min_rows);
     moor_records_unlock(records);
+    pthread_mutex_unlock(&records->sessions->lock);
     return status;
 }

@@ -100,6 +100,10 @@ void moor_record_blank(moor_record_slot *record)
         0;
     record->gap_reasons = record->tail_used = record->seal_flags = record->n_parked = record->cap_parked = 0;
     record->kept_bytes = 0;
+    record->parked_in_session = 0;
+    record->session = NULL;
+    record->session_next = record->session_previous = NULL;
+    record->places = NULL;
     record->tail = NULL;
     moor_rows_init(&record->rows);
 }
@@ -187,7 +191,7 @@ void moor_record_cut(moor_records *records, moor_record_slot *record, uint64_t e
 
 /* ---- among the sealed ---- */
 
-static void list_remove(moor_records *records, moor_record_slot *record)
+void moor_record_keep(moor_records *records, moor_record_slot *record)
 {
     if (!record->expirable)
         return;
@@ -200,7 +204,7 @@ static void list_remove(moor_records *records, moor_record_slot *record)
 
 void moor_record_touch(moor_records *records, moor_record_slot *record, uint64_t now_ns)
 {
-    list_remove(records, record);
+    moor_record_keep(records, record);
     record->kept_bytes = (record->rows.end - record->rows.missing) * records->row_bytes;
     record->touched_ns = now_ns;
     record->older = records->newest;
@@ -284,7 +288,7 @@ moor_status moor_record_apply(moor_records *records, moor_record_slot *record, u
     case MOOR_ACTION_FREE:
         if (!moor_slot_kill(record))
             return moor_fail(MOOR_E_STALE, "request %s: its record was freed before; nothing done", record->id);
-        list_remove(records, record);
+        moor_record_keep(records, record);
         moor_records_count(records, MOOR_C_FREED, 1);
         moor_record_try_reclaim(records, record);
         return MOOR_OK;
@@ -307,7 +311,7 @@ void moor_record_try_reclaim(moor_records *records, moor_record_slot *record)
 
 void moor_record_reclaim(moor_records *records, moor_record_slot *record)
 {
-    list_remove(records, record);
+    moor_record_keep(records, record);
     moor_rows_clear(&record->rows, &records->blocks);
     if (record->tail)
         moor_block_unref(&records->blocks, record->tail);

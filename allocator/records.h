@@ -37,6 +37,7 @@ struct moor_records {
     moor_ids_table ids;
     moor_kvindex kv;
     moor_clients clients;
+    struct moor_sessions *sessions;    /* a lock of its own, which comes before this one: sessions.h */
     moor_step step;                    /* the recorder thread's; see step.h */
     moor_record_slot *oldest, *newest; /* sealed and not dead, by touched_ns */
     moor_pending_event *events, **events_end;
@@ -74,6 +75,8 @@ moor_status moor_record_apply(moor_records *records, moor_record_slot *record, u
 void moor_record_try_reclaim(moor_records *records, moor_record_slot *record);
 /* Regardless of everything; for destroy. */
 void moor_record_reclaim(moor_records *records, moor_record_slot *record);
+/* Among the sealed that the keep policy looks at: behind all others; not at all. */
 void moor_record_touch(moor_records *records, moor_record_slot *record, uint64_t now_ns);
+void moor_record_keep(moor_records *records, moor_record_slot *record);
 
 #endif

@@ -25,6 +25,7 @@ typedef struct moor_record_slot {
     uint8_t seal_pending; /* a seal arrived while a step holds the record: its commit finalises */
     uint8_t noticed;      /* the worker's own notice came: the id's next step is a new record */
     uint8_t detached, opened, expirable;
+    uint8_t parked_in_session; /* a key of its session held it and was overwritten: it stays until the session goes */
     uint32_t owner, id_len;
     uint64_t accepted; /* rows decided; rows.end - accepted are speculative */
     moor_block *tail;  /* the block that new rows go to */
@@ -44,6 +45,9 @@ typedef struct moor_record_slot {
     moor_id_node *nodes;
     struct moor_pending_event *event;       /* made with the record, so that a seal needs no memory */
     struct moor_record_slot *older, *newer; /* among the sealed, by touched_ns */
+    struct moor_session *session;           /* whose record it is, or NULL; owner is trace_store then */
+    struct moor_record_slot *session_next, *session_previous;
+    struct moor_trace_value *places; /* the values of that session that hold it; under the sessions' lock */
     struct moor_record_slot *next_free;
 } moor_record_slot;
 

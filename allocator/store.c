@@ -11,6 +11,7 @@
 #include "policy.h"
 #include "records.h"
 #include "seal.h"
+#include "sessions.h"
 
 #define PURGE_EVERY_NS 10000000000ull
 
@@ -52,6 +53,8 @@ static moor_status open_parts(moor_records *records)
     if (!status)
         status = moor_kvindex_open(&records->kv, config->kv_blocks, config->kv_block_size);
     if (!status)
+        status = moor_sessions_open(records);
+    if (!status)
         status = moor_step_open(records);
     if (!status) {
         records->notify_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -90,6 +93,7 @@ void moor_records_destroy(moor_records *records)
     if (!records)
         return;
     records->config.sealed = NULL;
+    moor_sessions_close(records);
     if (records->arena && records->slots.chunk) {
         (void)moor_records_step_abandon(records);
         moor_records_lock(records);
@@ -205,6 +209,9 @@ moor_status moor_records_claim(moor_records *records, moor_handle handle, uint32
         return moor_fail(MOOR_E_INVALID, "claim of handle %#llx: no owner %u", (unsigned long long)handle, owner);
     moor_records_lock(records);
     moor_status status = moor_slots_get(&records->slots, handle, &record);
+    if (!status && record->session && owner != MOOR_OWNER_TRACE_STORE)
+        status = moor_fail(MOOR_E_STATE, "request %s belongs to session %s: release it there", record->id,
+                           record->session->id);
     if (!status)
         record->owner = owner;
     moor_records_unlock(records);
@@ -218,6 +225,9 @@ moor_status moor_records_event(moor_records *records, moor_handle handle, uint32
         return moor_fail(MOOR_E_INVALID, "handle %#llx: no event %u", (unsigned long long)handle, event);
     moor_records_lock(records);
     moor_status status = moor_slots_get(&records->slots, handle, &record);
+    if (!status && record->session && event == MOOR_EVENT_SESSION_RELEASED)
+        status = moor_fail(MOOR_E_STATE, "request %s belongs to session %s, which was not released", record->id,
+                           record->session->id);
     if (!status)
         status = moor_record_apply(records, record, event);
     moor_records_unlock(records);
@@ -298,6 +308,11 @@ uint32_t moor_records_expire(moor_records *records, uint64_t now_ns)
 void moor_records_stats_get(moor_records *records, moor_records_stats *out)
 {
     memset(out, 0, sizeof(*out));
+    pthread_mutex_lock(&records->sessions->lock);
+    out->sessions = records->sessions->live;
+    out->sessions_gone = records->sessions->gone;
+    out->session_keys = records->sessions->values;
+    pthread_mutex_unlock(&records->sessions->lock);
     moor_records_lock(records);
     out->records = records->live;
     out->sealed = records->sealed;

@@ -125,10 +125,10 @@ typedef struct moor_view {
     moor_handle handle;
     uint64_t rows, missing_rows, dropped_rows;
     uint32_t owner, reasons, index /* alias index under the id asked for */, sealed;
-    uint32_t n_segments, n_versions, id_len, reserved;
+    uint32_t n_segments, n_versions, id_len, session_len;
     const moor_view_segment *segments; /* together exactly rows 0…rows-1, in order */
     const moor_view_version *versions;
-    const char *id; /* the core's full id, NUL terminated */
+    const char *id, *session; /* the core's full id; its session's, "" when none; both NUL terminated */
 } moor_view;
 
 enum { MOOR_CLIENT_NONE = 0 }; /* leases that no client owns: the in-process ones */
@@ -146,7 +146,7 @@ void moor_view_free(moor_view *view); /* the memory only, not the lease */
 void moor_views_free(moor_view **views, uint32_t n);
 /* Ends one lease that `client` holds. MOOR_E_STATE when it holds none of this handle. */
 moor_status moor_records_close(moor_records *records, uint64_t client, moor_handle handle);
-/* Ends every lease of the client; returns how many. client must not be MOOR_CLIENT_NONE. */
+/* Ends every lease of the client and releases the sessions that end with it; returns how many leases. client must not be MOOR_CLIENT_NONE. */
 uint32_t moor_records_disconnect(moor_records *records, uint64_t client);
 
 /* Becomes readable when a record is sealed, created or gains rows, while somebody waits (`wait` +1/-1 around the wait; after +1
@@ -170,6 +170,7 @@ typedef struct moor_records_stats {
     uint64_t seals_repeated;                   /* of a record that was sealed already */
     uint64_t seals_torn;                       /* ring entries whose producer died or lost its place */
     uint64_t arena_full, clients_leases;
+    uint64_t sessions, sessions_gone, session_keys; /* gone: released ids, which are kept */
 } moor_records_stats;
 void moor_records_stats_get(moor_records *records, moor_records_stats *out);
 

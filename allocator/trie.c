@@ -414,18 +414,14 @@ moor_trie_node *moor_trie_next(const moor_trie *trie, const moor_trie_node *node
 {
     if (!node)
         return (moor_trie_node *)(uintptr_t)&trie->root;
-    if (node->first)
-        return node->first;
+    return node->first ? node->first : moor_trie_behind(node);
+}
+
+moor_trie_node *moor_trie_behind(const moor_trie_node *node)
+{
     while (node && !node->next)
         node = node->parent;
     return node ? node->next : NULL;
-}
-
-int moor_trie_is_below(const moor_trie_node *node, const moor_trie_node *above)
-{
-    while (node && node != above && node->end > above->end)
-        node = node->parent;
-    return node == above;
 }
 
 void moor_trie_tail(const moor_trie_node *node, uint32_t from, char *out)

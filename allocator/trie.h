@@ -71,8 +71,8 @@ void moor_trie_release_all(moor_trie *trie, void (*release)(void *user, void *va
 
 /* Depth first, siblings in the order they came, nodes without a value included: the one after `node` (NULL: the first, the root). */
 moor_trie_node *moor_trie_next(const moor_trie *trie, const moor_trie_node *node);
-/* 1 when `node` lies below `above` or is it. Cost: the depth between them. */
-int moor_trie_is_below(const moor_trie_node *node, const moor_trie_node *above);
+/* The same without what lies below `node`; NULL: none. */
+moor_trie_node *moor_trie_behind(const moor_trie_node *node);
 /* The last end - from bytes of the node's key. */
 void moor_trie_tail(const moor_trie_node *node, uint32_t from, char *out);
 

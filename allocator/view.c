@@ -9,6 +9,7 @@
 #include "heap.h"
 #include "policy.h"
 #include "seal.h"
+#include "sessions.h"
 
 /* Walks the weight versions of rows 0…rows-1; writes to `out` unless NULL. A missing range starts no version of its own, except
  * at row 0, whose version is unknown then. */
@@ -52,7 +53,8 @@ moor_view *moor_view_make(const moor_records *records, const moor_record_slot *r
     uint32_t n_versions = versions(record, rows, NULL);
     size_t segments = sizeof(moor_view), runs = segments + n * sizeof(moor_view_segment);
     size_t id = runs + n_versions * sizeof(moor_view_version);
-    char *memory = moor_heap_alloc(id + record->id_len + 1);
+    uint32_t session_len = record->session ? record->session->id_len : 0;
+    char *memory = moor_heap_alloc(id + record->id_len + 1 + session_len + 1);
     if (!memory) {
         moor_fail(MOOR_E_NOMEM, "request %s: no memory for a view of %u segments", record->id, n);
         return NULL;
@@ -61,6 +63,9 @@ moor_view *moor_view_make(const moor_records *records, const moor_record_slot *r
     moor_view_segment *segment = (moor_view_segment *)(void *)(memory + segments);
     versions(record, rows, (moor_view_version *)(void *)(memory + runs));
     memcpy(memory + id, record->id, record->id_len);
+    char *session = memory + id + record->id_len + 1;
+    if (session_len)
+        memcpy(session, record->session->id, session_len);
     for (uint32_t i = 0; i < n; i++) {
         const moor_piece *piece = &record->rows.piece[i];
         uint64_t end = piece->start + piece->rows < rows ? piece->start + piece->rows : rows;
@@ -86,6 +91,8 @@ moor_view *moor_view_make(const moor_records *records, const moor_record_slot *r
     view->segments = segment;
     view->versions = (moor_view_version *)(void *)(memory + runs);
     view->id = memory + id;
+    view->session = session;
+    view->session_len = session_len;
     return view;
 }
 
@@ -183,10 +190,9 @@ moor_status moor_records_find(moor_records *records, const char *id, uint32_t id
 
 /* ---- leases ---- */
 
-static moor_status view_with_lease(moor_records *records, uint64_t client, const match *found, uint64_t rows,
-                                   moor_view **out)
+moor_status moor_view_open(moor_records *records, uint64_t client, moor_record_slot *record, uint32_t index,
+                           uint64_t rows, moor_view **out)
 {
-    moor_record_slot *record = found->record;
     /* What a reader of an unsealed record looks at may be cut later, when there is nobody to tell of a failure. */
     moor_status status = record->sealed ? MOOR_OK : moor_record_can_cut(record);
     if (status)
@@ -194,7 +200,7 @@ static moor_status view_with_lease(moor_records *records, uint64_t client, const
     moor_view *view = moor_view_make(records, record, rows);
     if (!view)
         return MOOR_E_NOMEM;
-    view->index = found->index;
+    view->index = index;
     moor_handle handle = view->handle;
     if (client != MOOR_CLIENT_NONE)
         status = moor_clients_add(&records->clients, client, handle);
@@ -235,7 +241,7 @@ moor_status moor_records_open(moor_records *records, uint64_t client, const char
         if (!found.record->sealed && (!prefix || end < rows))
             status = not_yet(found.record, flags, rows);
         else
-            status = view_with_lease(records, client, &found, prefix && rows < end ? rows : end, out);
+            status = moor_view_open(records, client, found.record, found.index, prefix && rows < end ? rows : end, out);
     }
     moor_records_unlock(records);
     return status;
@@ -251,6 +257,13 @@ static void close_locked(moor_records *records, moor_handle handle)
         moor_record_try_reclaim(records, record);
     else if (record->expirable && !moor_slot_leases(record))
         moor_record_touch(records, record, moor_now_ns());
+}
+
+void moor_view_close(moor_records *records, uint64_t client, moor_handle handle)
+{
+    if (client != MOOR_CLIENT_NONE)
+        (void)moor_clients_remove(&records->clients, client, handle);
+    close_locked(records, handle);
 }
 
 moor_status moor_records_open_all(moor_records *records, uint64_t client, const char *id, uint32_t id_len,
@@ -272,11 +285,10 @@ moor_status moor_records_open_all(moor_records *records, uint64_t client, const 
             status = moor_fail(MOOR_E_NOMEM, "request %.*s: no memory for %u views", (int)id_len, id, count);
     }
     for (; !status && made < count; made += !status)
-        status = view_with_lease(records, client, &found[made], found[made].record->rows.end, &views[made]);
+        status = moor_view_open(records, client, found[made].record, found[made].index, found[made].record->rows.end,
+                                &views[made]);
     for (uint32_t i = 0; status && i < made; i++) {
-        if (client != MOOR_CLIENT_NONE)
-            (void)moor_clients_remove(&records->clients, client, views[i]->handle);
-        close_locked(records, views[i]->handle);
+        moor_view_close(records, client, views[i]->handle);
     }
     moor_records_unlock(records);
     moor_heap_free(found);
@@ -298,7 +310,7 @@ moor_status moor_records_open_handle(moor_records *records, uint64_t client, moo
     if (!status && !found.record->sealed)
         status = not_yet(found.record, 0, 0);
     if (!status)
-        status = view_with_lease(records, client, &found, found.record->rows.end, out);
+        status = moor_view_open(records, client, found.record, found.index, found.record->rows.end, out);
     moor_records_unlock(records);
     return status;
 }
@@ -321,6 +333,7 @@ uint32_t moor_records_disconnect(moor_records *records, uint64_t client)
     moor_handle handle;
     if (client == MOOR_CLIENT_NONE)
         return 0;
+    moor_sessions_disconnect(records, client);
     moor_records_lock(records);
     while (moor_clients_pop(&records->clients, client, &handle)) {
         moor_record_slot *record = moor_slots_at(&records->slots, (uint32_t)handle);

@@ -12,5 +12,9 @@
 
 /* A view of rows 0…rows-1, without a lease. NULL: no memory. Under the lock. */
 moor_view *moor_view_make(const moor_records *records, const moor_record_slot *record, uint64_t rows);
+/* The same with a lease of the client. Under the lock. moor_view_close takes that back. */
+moor_status moor_view_open(moor_records *records, uint64_t client, moor_record_slot *record, uint32_t index,
+                           uint64_t rows, moor_view **out);
+void moor_view_close(moor_records *records, uint64_t client, moor_handle handle);
 
 #endif

@@ -1,0 +1,682 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SEMANTICS 3.3, 3.4, 2 (trace_store), 1.9, 1.10: sessions of the store, what they own and what they give. */
+#include <stdlib.h>
+
+#include "support/lab.h"
+
+#include "allocator/sessions.h"
+#include "allocator/trace.h"
+
+enum { ALICE = 7, BOB = 8 };
+
+static moor_handle handle_of(lab_store *lab, const char *id)
+{
+    moor_handle handle = 0;
+    assert_status(moor_records_find(lab->records, id, (uint32_t)strlen(id), &handle), MOOR_OK);
+    return handle;
+}
+
+/* A sealed record of so many rows. */
+static moor_handle run(lab_store *lab, const char *id, uint32_t rows)
+{
+    lab_one(lab, id, 0, rows);
+    assert_status(lab_seal(lab, id, rows), MOOR_OK);
+    return handle_of(lab, id);
+}
+
+static int32_t *tokens_from(int32_t first, uint32_t n)
+{
+    static int32_t tokens[4096];
+    for (uint32_t i = 0; i < n; i++)
+        tokens[i] = first + (int32_t)i;
+    return tokens;
+}
+
+static moor_status insert(lab_store *lab, const char *session, const char *key, moor_handle handle, int32_t first,
+                          uint32_t n)
+{
+    moor_trace_in in = {.handle = handle,
+                        .start = MOOR_TRACE_BEHIND,
+                        .length = MOOR_TRACE_ROWS,
+                        .tokens = tokens_from(first, n),
+                        .n_tokens = n,
+                        .create = 1};
+    return moor_session_insert(lab->records, ALICE, session, (uint32_t)strlen(session), key, (uint32_t)strlen(key),
+                               &in);
+}
+
+static moor_status release(lab_store *lab, const char *session)
+{
+    return moor_session_release(lab->records, session, (uint32_t)strlen(session));
+}
+
+static moor_status release_key(lab_store *lab, const char *session, const char *key)
+{
+    return moor_session_release_key(lab->records, session, (uint32_t)strlen(session), key, (uint32_t)strlen(key));
+}
+
+static moor_status export(lab_store *lab, const char *session, const char *key, moor_trace **out)
+{
+    return moor_session_export(lab->records, BOB, session, (uint32_t)strlen(session), key, (uint32_t)strlen(key), out);
+}
+
+static void trace_end(lab_store *lab, moor_trace *trace)
+{
+    moor_trace_close(lab->records, BOB, trace);
+    for (uint32_t i = 0; i < trace->n_parts; i++)
+        moor_view_free(trace->parts[i].view);
+    moor_trace_free(trace);
+}
+
+/* Whether the record can still be opened. */
+static moor_status readable(lab_store *lab, moor_handle handle)
+{
+    moor_view *view;
+    moor_status status = moor_records_open_handle(lab->records, BOB, handle, &view);
+    if (status)
+        return status;
+    assert_status(moor_records_close(lab->records, BOB, handle), MOOR_OK);
+    moor_view_free(view);
+    return MOOR_OK;
+}
+
+static const char *keys(lab_store *lab, const char *session)
+{
+    static char text[4096];
+    char key[256];
+    moor_trace_keys *list;
+    size_t used = 0;
+    assert_status(moor_session_keys(lab->records, session, (uint32_t)strlen(session), &list), MOOR_OK);
+    const uint8_t *at = list->data, *end = list->data + list->size;
+    for (uint64_t i = 0; i < list->n; i++) {
+        uint32_t head[2];
+        memcpy(head, at, sizeof(head));
+        memcpy(key + head[0], at + sizeof(head), head[1]);
+        key[head[0] + head[1]] = 0;
+        at += sizeof(head) + head[1];
+        used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s", i ? "," : "", *key ? key : "\"\"");
+    }
+    assert_ptr_equal(at, end);
+    text[used] = 0;
+    moor_trace_free(list);
+    return text;
+}
+
+/* ---- 3.4: life -------------------------------------------------------------------------------------------------- */
+
+static void S3_4_a_read_never_creates_a_session(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    moor_trace_found *found;
+    moor_trace_keys *list;
+    moor_trace *trace;
+    moor_rollback rolled;
+    int32_t token = 1;
+    assert_status(moor_session_search(lab.records, "s", 1, "x", 1, &found), MOOR_E_NOT_FOUND);
+    assert_text("no session s");
+    assert_status(moor_session_keys(lab.records, "s", 1, &list), MOOR_E_NOT_FOUND);
+    assert_status(export(&lab, "s", "x", &trace), MOOR_E_NOT_FOUND);
+    assert_status(release_key(&lab, "s", "x"), MOOR_E_NOT_FOUND);
+    assert_status(release(&lab, "s"), MOOR_E_NOT_FOUND);
+    assert_status(moor_session_rollback(lab.records, "s", 1, "x", 1, &token, 1, 0, &rolled), MOOR_E_NOT_FOUND);
+    assert_int_equal(lab_stats(&lab).sessions + lab_stats(&lab).sessions_gone, 0);
+    /* Nor does an insert that fails. */
+    assert_status(insert(&lab, "s", "x", 0x100000001, 0, 3), MOOR_E_INVALID);
+    assert_int_equal(lab_stats(&lab).sessions + lab_stats(&lab).sessions_gone, 0);
+    lab_close(&lab);
+}
+
+static void S3_4_a_released_session_is_gone_until_it_is_started(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    moor_trace_keys *list;
+    uint32_t what;
+    uint64_t values;
+    assert_status(insert(&lab, "s", "x", 0, 0, 3), MOOR_OK);
+    assert_status(release(&lab, "s"), MOOR_OK);
+    assert_status(release(&lab, "s"), MOOR_OK); /* twice is a no-op */
+    assert_status(insert(&lab, "s", "x", 0, 0, 3), MOOR_E_GONE);
+    assert_text("session s was released");
+    assert_status(moor_session_keys(lab.records, "s", 1, &list), MOOR_E_GONE);
+    moor_session_state(lab.records, "s", 1, &what, &values);
+    assert_int_equal(what, MOOR_SESSION_GONE);
+    assert_int_equal(lab_stats(&lab).sessions_gone, 1);
+    assert_status(moor_session_start(lab.records, ALICE, "s", 1, 0), MOOR_OK);
+    assert_string_equal(keys(&lab, "s"), ""); /* new, not the old one */
+    assert_status(insert(&lab, "s", "y", 0, 0, 3), MOOR_OK);
+    assert_status(moor_session_start(lab.records, BOB, "s", 1, 0), MOOR_OK); /* lives: left as it is */
+    moor_session_state(lab.records, "s", 1, &what, &values);
+    assert_int_equal(what, MOOR_SESSION_LIVE);
+    assert_int_equal(values, 1);
+    moor_session_state(lab.records, "t", 1, &what, &values);
+    assert_int_equal(what, MOOR_SESSION_NEVER);
+    assert_int_equal(lab_stats(&lab).sessions_gone, 0);
+    lab_close(&lab);
+}
+
+static void S2_5_a_session_ends_with_the_client_that_started_it(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    moor_handle a = run(&lab, "a", 5), b = run(&lab, "b", 5);
+    assert_status(insert(&lab, "mine", "x", a, 0, 5), MOOR_OK);
+    assert_status(moor_session_start(lab.records, ALICE, "kept", 4, 1), MOOR_OK);
+    assert_status(insert(&lab, "kept", "x", b, 0, 5), MOOR_OK);
+    moor_records_disconnect(lab.records, BOB);
+    assert_status(readable(&lab, a), MOOR_OK);
+    moor_records_disconnect(lab.records, ALICE);
+    assert_status(readable(&lab, a), MOOR_E_STALE);
+    assert_status(insert(&lab, "mine", "x", 0, 0, 5), MOOR_E_GONE);
+    assert_status(readable(&lab, b), MOOR_OK);
+    assert_string_equal(keys(&lab, "kept"), "x");
+    assert_status(release(&lab, "kept"), MOOR_OK);
+    assert_status(readable(&lab, b), MOOR_E_STALE);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+/* ---- 2: what a session owns ------------------------------------------------------------------------------------- */
+
+static void S2_table_of_a_sessions_records(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    const char *names[] = {"reset", "discard", "replaced"};
+    const uint32_t events[] = {MOOR_EVENT_RESET, MOOR_EVENT_DISCARD, MOOR_EVENT_REPLACED};
+    moor_handle handles[3];
+    for (int i = 0; i < 3; i++) {
+        handles[i] = run(&lab, names[i], 5);
+        assert_status(insert(&lab, "s", names[i], handles[i], 0, 5), MOOR_OK);
+        assert_status(moor_records_event(lab.records, handles[i], events[i]), MOOR_OK);
+        assert_status(readable(&lab, handles[i]), MOOR_OK); /* detached */
+    }
+    moor_view *view;
+    assert_status(moor_records_open_handle(lab.records, BOB, handles[0], &view), MOOR_OK);
+    assert_int_equal(view->owner, MOOR_OWNER_TRACE_STORE);
+    assert_string_equal(view->session, "s");
+    /* The keep policy leaves them alone; the session is the only way out. */
+    lab.config.keep_s = 0;
+    assert_int_equal(moor_records_expire(lab.records, UINT64_MAX), 0);
+    assert_status(moor_records_event(lab.records, handles[1], MOOR_EVENT_SESSION_RELEASED), MOOR_E_STATE);
+    assert_text("belongs to session s");
+    assert_status(moor_records_claim(lab.records, handles[1], MOOR_OWNER_ROLLOUT), MOOR_E_STATE);
+    assert_status(release(&lab, "s"), MOOR_OK);
+    for (int i = 0; i < 3; i++)
+        assert_status(readable(&lab, handles[i]), MOOR_E_STALE);
+    lab_assert_rows(&lab, view, "reset", 0, 5, 1); /* S2.2: leased, so it can still be read */
+    assert_status(moor_records_close(lab.records, BOB, handles[0]), MOOR_OK);
+    moor_view_free(view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S2_3_the_same_record_in_two_places_is_freed_once(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    moor_handle a = run(&lab, "a", 9);
+    assert_status(insert(&lab, "s", "prompt", a, 0, 4), MOOR_OK);
+    assert_status(insert(&lab, "s", "prompt answer", a, 4, 5), MOOR_OK);
+    assert_status(insert(&lab, "other", "x", a, 0, 4), MOOR_E_STATE); /* one session's */
+    assert_text("request a belongs to session s");
+    uint64_t freed = lab_count(&lab, MOOR_C_FREED);
+    assert_status(release_key(&lab, "s", "prompt"), MOOR_OK);
+    assert_status(readable(&lab, a), MOOR_OK); /* the other place */
+    assert_status(release_key(&lab, "s", "prompt"), MOOR_OK);
+    assert_status(release_key(&lab, "s", "prompt answer"), MOOR_OK);
+    assert_status(readable(&lab, a), MOOR_E_STALE);
+    assert_int_equal(lab_count(&lab, MOOR_C_FREED), freed + 1);
+    moor_handle b = run(&lab, "b", 9);
+    assert_status(insert(&lab, "s", "1", b, 0, 4), MOOR_OK);
+    assert_status(insert(&lab, "s", "2", b, 0, 4), MOOR_OK);
+    assert_status(release(&lab, "s"), MOOR_OK);
+    assert_int_equal(lab_count(&lab, MOOR_C_FREED), freed + 2);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S2_4_overwriting_parks_only_the_record(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    moor_handle a = run(&lab, "a", 9), b = run(&lab, "b", 9), c = run(&lab, "c", 9);
+    assert_status(insert(&lab, "s", "key", a, 0, 9), MOOR_OK);
+    assert_status(insert(&lab, "s", "key", b, 100, 9), MOOR_OK);
+    assert_status(insert(&lab, "s", "key", b, 100, 9), MOOR_OK); /* by itself: nothing is parked */
+    assert_status(insert(&lab, "s", "again", a, 0, 9), MOOR_OK);
+    assert_int_equal(lab_stats(&lab).session_keys, 2); /* what was overwritten is gone but for its record */
+    moor_trace_found *found;
+    assert_status(moor_session_search(lab.records, "s", 1, "key", 3, &found), MOOR_OK);
+    assert_int_equal(found->tokens[0], 100);
+    assert_string_equal(found->request, "b");
+    moor_trace_free(found);
+    assert_status(readable(&lab, a), MOOR_OK);
+    assert_status(release_key(&lab, "s", "again"), MOOR_OK);
+    assert_status(readable(&lab, a), MOOR_OK); /* parked: until the session goes */
+    assert_status(release_key(&lab, "s", "key"), MOOR_OK);
+    assert_status(readable(&lab, b), MOOR_E_STALE);
+    assert_status(insert(&lab, "s", "key", c, 0, 9), MOOR_OK);
+    uint64_t freed = lab_count(&lab, MOOR_C_FREED);
+    assert_status(release(&lab, "s"), MOOR_OK);
+    assert_status(readable(&lab, a), MOOR_E_STALE);
+    assert_status(readable(&lab, c), MOOR_E_STALE);
+    assert_int_equal(lab_count(&lab, MOOR_C_FREED), freed + 2);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+/* The slot that was freed last is used first: so new records tell in which order the old ones went. */
+static void S3_2_records_go_child_before_parent(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    const char *in_order[] = {"", "z", "a", "ax"}, *released[] = {"z", "ax", "a", ""};
+    moor_handle handle[4], parked = run(&lab, "parked", 5);
+    assert_status(insert(&lab, "s", "z", parked, 0, 5), MOOR_OK);
+    for (int i = 0; i < 4; i++) {
+        char id[8];
+        snprintf(id, sizeof(id), "r%s", in_order[i]);
+        handle[i] = run(&lab, id, 5);
+        moor_trace_in in = {.handle = handle[i], .length = 5};
+        assert_status(moor_session_insert(lab.records, ALICE, "s", 1, in_order[i], (uint32_t)strlen(in_order[i]), &in),
+                      MOOR_OK);
+    }
+    assert_string_equal(keys(&lab, "s"), "\"\",z,a,ax"); /* the overwritten "z" came first, "" lives at the root */
+    assert_status(release(&lab, "s"), MOOR_OK);
+    assert_int_equal((uint32_t)run(&lab, "n", 5), (uint32_t)handle[0]); /* "" went last */
+    for (int i = 2; i >= 0; i--) {
+        char id[8];
+        uint32_t was = 0;
+        snprintf(id, sizeof(id), "n%d", i);
+        for (int k = 0; k < 4; k++)
+            was = strcmp(in_order[k], released[i]) == 0 ? (uint32_t)handle[k] : was;
+        assert_int_equal((uint32_t)run(&lab, id, 5), was);
+    }
+    assert_int_equal((uint32_t)run(&lab, "last", 5), (uint32_t)parked);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+/* ---- 3.3 and 1.9: export ---------------------------------------------------------------------------------------- */
+
+static void S3_3_search_gives_the_longest_key_and_its_segment(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    moor_handle a = run(&lab, "a", 9);
+    moor_trace_found *found;
+    assert_status(insert(&lab, "s", "", 0, 0, 2), MOOR_OK);
+    assert_status(insert(&lab, "s", "Hello", a, 10, 7), MOOR_OK);
+    assert_status(moor_session_search(lab.records, "s", 1, "Help", 4, &found), MOOR_E_NOT_FOUND);
+    assert_status(moor_session_search(lab.records, "s", 1, "Hello world", 11, &found), MOOR_OK);
+    assert_int_equal(found->key_len, 5);
+    assert_int_equal(found->start, 2); /* behind the segment of "" */
+    assert_int_equal(found->length, 7);
+    assert_int_equal(found->has_tokens, 1);
+    assert_int_equal(found->n_tokens, 7);
+    assert_int_equal(found->tokens[6], 16);
+    assert_true(found->handle == a);
+    moor_trace_free(found);
+    lab_close(&lab);
+}
+
+static void S1_9_the_row_of_the_last_sampled_token_comes_from_the_next_turn(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    moor_handle one = run(&lab, "one", 9);  /* 10 tokens: rows 0…8 */
+    moor_handle two = run(&lab, "two", 15); /* starts from them, 16 tokens */
+    assert_status(insert(&lab, "s", "turn1", one, 0, 10), MOOR_OK);
+    assert_status(insert(&lab, "s", "turn1 turn2", two, 10, 6), MOOR_OK);
+    moor_trace *trace;
+    assert_status(export(&lab, "s", "turn1", &trace), MOOR_OK);
+    assert_int_equal(trace->n_tokens, 10);
+    assert_int_equal(trace->rows, 9);
+    trace_end(&lab, trace);
+    assert_status(export(&lab, "s", "turn1 turn2", &trace), MOOR_OK);
+    assert_int_equal(trace->n_tokens, 16);
+    assert_int_equal(trace->rows, 15);
+    assert_int_equal(trace->n_segments, 2);
+    assert_int_equal(trace->n_parts, 2);
+    assert_int_equal(trace->parts[0].from, 0);
+    assert_int_equal(trace->parts[0].to, 9);
+    assert_int_equal(trace->parts[1].from, 9); /* row 9 is turn 2's */
+    assert_int_equal(trace->parts[1].to, 15);
+    lab_assert_rows(&lab, trace->parts[0].view, "one", 0, 9, 1);
+    lab_assert_rows(&lab, trace->parts[1].view, "two", 9, 15, 1);
+    for (int i = 0; i < 16; i++)
+        assert_int_equal(trace->tokens[i], i);
+    assert_int_equal(lab_stats(&lab).leases, 2);
+    trace_end(&lab, trace);
+    assert_int_equal(lab_stats(&lab).leases, 0);
+    lab_close(&lab);
+}
+
+static void S3_3_a_hole_is_an_error_that_names_it(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    moor_trace *trace;
+    moor_handle one = run(&lab, "one", 9), two = run(&lab, "two", 15), three = run(&lab, "three", 20);
+    assert_status(insert(&lab, "s", "a", one, 0, 10), MOOR_OK);
+    assert_status(insert(&lab, "s", "ab", two, 10, 6), MOOR_OK);
+    assert_status(insert(&lab, "s", "abc", three, 16, 5), MOOR_OK);
+    assert_status(export(&lab, "s", "abc", &trace), MOOR_OK);
+    trace_end(&lab, trace);
+    assert_status(export(&lab, "s", "abx", &trace), MOOR_E_NOT_FOUND);
+    /* The key between: its segment is missing. */
+    assert_status(release_key(&lab, "s", "ab"), MOOR_OK);
+    assert_status(export(&lab, "s", "abc", &trace), MOOR_E_INCOMPLETE);
+    assert_text("tokens 10 to 16 are missing");
+    /* It comes back too long. */
+    moor_handle long_one = run(&lab, "long", 30);
+    assert_status(insert(&lab, "s", "ab", long_one, 10, 9), MOOR_OK);
+    assert_status(export(&lab, "s", "abc", &trace), MOOR_E_INCOMPLETE);
+    assert_text("tokens 16 to 19 are there twice");
+    assert_status(insert(&lab, "s", "ab", long_one, 10, 6), MOOR_OK);
+    assert_status(export(&lab, "s", "abc", &trace), MOOR_OK);
+    trace_end(&lab, trace);
+    /* A record that is short of its segment by two is refused when it comes, with both numbers. */
+    assert_status(insert(&lab, "s", "ab", handle_of(&lab, "one"), 10, 6), MOOR_E_RANGE);
+    assert_text("6 tokens from 10 on");
+    assert_text("has 9 rows");
+    assert_status(export(&lab, "s", "abc", &trace), MOOR_OK); /* and nothing changed */
+    trace_end(&lab, trace);
+    /* Tokens without a record at the end: no rows for them. */
+    assert_status(insert(&lab, "s", "abcd", 0, 21, 4), MOOR_OK);
+    assert_status(export(&lab, "s", "abcd", &trace), MOOR_E_INCOMPLETE);
+    assert_text("rows 20 to 24 are missing");
+    assert_int_equal(lab_stats(&lab).leases, 0);
+    lab_close(&lab);
+}
+
+static void rows_of_a_segment_without_a_record_come_from_the_next_one(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    moor_trace *trace;
+    moor_handle one = run(&lab, "one", 9), two = run(&lab, "two", 15);
+    assert_status(insert(&lab, "s", "p", 0, 0, 4), MOOR_OK);
+    assert_status(export(&lab, "s", "p", &trace), MOOR_OK); /* tokens only */
+    assert_int_equal(trace->rows, 0);
+    assert_int_equal(trace->n_tokens, 4);
+    trace_end(&lab, trace);
+    assert_status(insert(&lab, "s", "pq", one, 4, 5), MOOR_OK);
+    assert_status(insert(&lab, "s", "pqr", 0, 9, 3), MOOR_OK);
+    assert_status(insert(&lab, "s", "pqrs", two, 12, 3), MOOR_OK);
+    assert_status(export(&lab, "s", "pqrs", &trace), MOOR_OK);
+    assert_int_equal(trace->n_parts, 2);
+    assert_int_equal(trace->parts[0].from, 0);
+    assert_int_equal(trace->parts[0].to, 9);
+    assert_int_equal(trace->parts[1].to, 15);
+    trace_end(&lab, trace);
+    /* Segments whose tokens nobody gave: rows only. */
+    moor_trace_in in = {.handle = two, .start = 0, .length = 15, .create = 1};
+    assert_status(moor_session_insert(lab.records, ALICE, "s", 1, "z", 1, &in), MOOR_OK);
+    assert_status(export(&lab, "s", "z", &trace), MOOR_OK);
+    assert_int_equal(trace->has_tokens, 0);
+    assert_int_equal(trace->rows, 15);
+    assert_int_equal(trace->n_parts, 1);
+    trace_end(&lab, trace);
+    lab_close(&lab);
+}
+
+static void what_cannot_be_a_segment_is_refused(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    int32_t tokens[4] = {1, 2, 3, 4};
+    moor_trace_in in = {.start = MOOR_TRACE_BEHIND, .length = 3, .tokens = tokens, .n_tokens = 4, .create = 1};
+    assert_status(moor_session_insert(lab.records, ALICE, "s", 1, "k", 1, &in), MOOR_E_INVALID);
+    assert_text("length 3 with 4 tokens");
+    in = (moor_trace_in){.start = 0, .length = MOOR_TRACE_ROWS, .create = 1};
+    assert_status(moor_session_insert(lab.records, ALICE, "s", 1, "k", 1, &in), MOOR_E_INVALID);
+    assert_status(moor_session_insert(lab.records, ALICE, "", 0, "k", 1, &in), MOOR_E_INVALID);
+    lab_one(&lab, "open", 0, 5);
+    assert_status(insert(&lab, "s", "k", handle_of(&lab, "open"), 0, 5), MOOR_E_STATE);
+    assert_text("not sealed");
+    in = (moor_trace_in){.handle = run(&lab, "a", 5), .start = UINT64_MAX - 3, .length = 5, .create = 1};
+    assert_status(moor_session_insert(lab.records, ALICE, "s", 1, "k", 1, &in), MOOR_E_RANGE);
+    assert_int_equal(lab_stats(&lab).sessions, 0);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+/* ---- 1.10: rollback --------------------------------------------------------------------------------------------- */
+
+static moor_status roll(lab_store *lab, const char *key, const int32_t *tokens, uint64_t n, uint64_t min,
+                        moor_rollback *out)
+{
+    return moor_session_rollback(lab->records, "s", 1, key, (uint32_t)strlen(key), tokens, n, min, out);
+}
+
+static void two_turns(lab_store *lab)
+{
+    moor_handle one = run(lab, "one", 9), two = run(lab, "two", 15);
+    assert_status(insert(lab, "s", "turn1", one, 0, 10), MOOR_OK);
+    assert_status(insert(lab, "s", "turn1 turn2", two, 10, 6), MOOR_OK);
+}
+
+static void S1_10_tokens_and_rows_are_cut_together_at_the_first_difference(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    moor_rollback out;
+    moor_trace *trace;
+    two_turns(&lab);
+    int32_t turn[20];
+    memcpy(turn, tokens_from(0, 20), sizeof(turn));
+    assert_status(roll(&lab, "turn1 turn2", turn, 20, 16, &out), MOOR_OK); /* goes on behind all of it */
+    assert_int_equal(out.kept, 16);
+    assert_int_equal(out.key_len, 11);
+    turn[13] = -1;
+    assert_status(roll(&lab, "turn1 turn2", turn, 20, 14, &out), MOOR_E_RANGE);
+    assert_text("differ from 13 on");
+    assert_text("14 to 16");
+    assert_status(export(&lab, "s", "turn1 turn2", &trace), MOOR_OK); /* nothing changed */
+    assert_int_equal(trace->n_tokens, 16);
+    assert_int_equal(trace->rows, 15);
+    trace_end(&lab, trace);
+    assert_status(roll(&lab, "turn1 turn2", turn, 20, 13, &out), MOOR_OK);
+    assert_int_equal(out.kept, 13);
+    assert_int_equal(out.key_len, 11);
+    assert_status(export(&lab, "s", "turn1 turn2", &trace), MOOR_OK);
+    assert_int_equal(trace->n_tokens, 13);
+    assert_int_equal(trace->rows, 13);
+    trace_end(&lab, trace);
+    moor_view *view = lab_view(&lab, "two");
+    assert_int_equal(view->rows, 13);
+    lab_unview(&lab, view);
+    lab_close(&lab);
+}
+
+static void S1_10_a_cut_at_a_turns_first_token_takes_the_turn_with_it(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    moor_rollback out;
+    moor_trace *trace;
+    two_turns(&lab);
+    moor_handle two = handle_of(&lab, "two");
+    assert_status(roll(&lab, "turn1 turn2", tokens_from(0, 20), 10, 5, &out), MOOR_OK); /* shorter: ends there */
+    assert_int_equal(out.kept, 10);
+    assert_int_equal(out.key_len, 5);
+    assert_string_equal(keys(&lab, "s"), "turn1");
+    assert_status(readable(&lab, two), MOOR_E_STALE);
+    assert_status(export(&lab, "s", "turn1", &trace), MOOR_OK);
+    assert_int_equal(trace->rows, 9);
+    trace_end(&lab, trace);
+    assert_status(roll(&lab, "turn1", tokens_from(5, 20), 10, 0, &out), MOOR_OK);
+    assert_int_equal(out.kept, 0);
+    assert_int_equal(out.key_len, 0);
+    assert_string_equal(keys(&lab, "s"), "");
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_10_nothing_is_cut_on_which_other_keys_hang(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    moor_rollback out;
+    moor_trace *trace;
+    two_turns(&lab);
+    moor_handle other = run(&lab, "other", 14);
+    assert_status(insert(&lab, "s", "turn1 other", other, 10, 5), MOOR_OK);
+    int32_t turn[20];
+    memcpy(turn, tokens_from(0, 20), sizeof(turn));
+    turn[8] = -1;
+    assert_status(roll(&lab, "turn1 turn2", turn, 20, 0, &out), MOOR_E_STATE);
+    assert_text("other keys go on");
+    /* The record is cut for both of its keys, or for none. */
+    assert_status(insert(&lab, "s", "copy", handle_of(&lab, "two"), 0, 16), MOOR_OK);
+    turn[8] = 8;
+    turn[12] = -1;
+    assert_status(roll(&lab, "turn1 turn2", turn, 20, 0, &out), MOOR_E_STATE);
+    assert_text("request two is also the key of 4 bytes");
+    assert_status(export(&lab, "s", "turn1 turn2", &trace), MOOR_OK);
+    assert_int_equal(trace->rows, 15);
+    trace_end(&lab, trace);
+    assert_status(release_key(&lab, "s", "copy"), MOOR_OK);
+    assert_status(roll(&lab, "turn1 turn2", turn, 20, 0, &out), MOOR_OK);
+    assert_int_equal(out.kept, 12);
+    /* Tokens that nobody gave cannot be matched. */
+    moor_trace_in in = {.handle = handle_of(&lab, "other"), .start = 0, .length = 10};
+    assert_status(moor_session_insert(lab.records, ALICE, "s", 1, "z", 1, &in), MOOR_OK);
+    assert_status(roll(&lab, "z", turn, 20, 0, &out), MOOR_E_STATE);
+    assert_text("not known");
+    lab_close(&lab);
+}
+
+static void S1_10_truncating_a_record_cuts_the_tokens_of_its_session(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    moor_trace *trace;
+    two_turns(&lab);
+    assert_status(moor_records_truncate(lab.records, "one", 3, 5, 0), MOOR_E_STATE); /* turn 2 hangs on it */
+    assert_text("keys of session s go on");
+    assert_status(moor_records_truncate(lab.records, "two", 3, 10, 0), MOOR_E_STATE); /* nothing would be left */
+    assert_status(moor_records_truncate(lab.records, "two", 3, 12, 13), MOOR_E_RANGE);
+    assert_status(export(&lab, "s", "turn1 turn2", &trace), MOOR_OK);
+    assert_int_equal(trace->n_tokens, 16);
+    trace_end(&lab, trace);
+    assert_status(moor_records_truncate(lab.records, "two", 3, 15, 0), MOOR_OK); /* all it has: nothing to cut */
+    assert_status(moor_records_truncate(lab.records, "two", 3, 12, 12), MOOR_OK);
+    assert_status(export(&lab, "s", "turn1 turn2", &trace), MOOR_OK);
+    assert_int_equal(trace->n_tokens, 12);
+    assert_int_equal(trace->rows, 12);
+    trace_end(&lab, trace);
+    lab_close(&lab);
+}
+
+/* ---- limits ----------------------------------------------------------------------------------------------------- */
+
+static void many_sessions_and_their_tombstones(void **state)
+{
+    (void)state;
+    enum { N = 100000 };
+    lab_store lab;
+    lab_open(&lab);
+    char id[32];
+    for (uint32_t i = 0; i < N; i++) {
+        snprintf(id, sizeof(id), "session %u", i);
+        assert_status(insert(&lab, id, "key", 0, 0, 4), MOOR_OK);
+    }
+    assert_int_equal(lab_stats(&lab).sessions, N);
+    assert_int_equal(moor_sessions_disconnect(lab.records, ALICE), N);
+    assert_int_equal(lab_stats(&lab).sessions_gone, N);
+    assert_int_equal(lab_stats(&lab).session_keys, 0);
+    assert_status(insert(&lab, "session 77", "key", 0, 0, 4), MOOR_E_GONE);
+    lab_close(&lab);
+}
+
+static void script(lab_store *lab, const moor_handle handle[3])
+{
+    (void)moor_session_start(lab->records, ALICE, "t", 1, 0);
+    (void)insert(lab, "s", "turn1", handle[0], 0, 10);
+    (void)insert(lab, "s", "turn1 turn2", handle[1], 10, 6);
+    (void)insert(lab, "s", "turn1 other", 0, 10, 6);
+    (void)insert(lab, "s", "turn1 turn2", handle[2], 10, 6);
+    (void)insert(lab, "s", "turning", 0, 0, 6);
+    moor_trace_found *found;
+    if (!moor_session_search(lab->records, "s", 1, "turn1 turn2!", 12, &found))
+        moor_trace_free(found);
+    moor_trace_keys *list;
+    if (!moor_session_keys(lab->records, "s", 1, &list))
+        moor_trace_free(list);
+    moor_trace *trace;
+    if (!export(lab, "s", "turn1 turn2", &trace)) {
+        assert_true(trace->rows <= 15 && trace->n_parts <= 2);
+        trace_end(lab, trace);
+    }
+    moor_rollback out;
+    (void)roll(lab, "turn1 turn2", tokens_from(0, 16), 12, 0, &out);
+    (void)release_key(lab, "s", "turning");
+}
+
+static void every_allocation_may_fail(void **state)
+{
+    (void)state;
+    uint64_t nth = 0;
+    for (int fired = 1; fired;) {
+        lab_store lab;
+        lab_open(&lab);
+        const moor_handle handle[] = {run(&lab, "a", 9), run(&lab, "b", 15), run(&lab, "c", 15)};
+        moor_fault_arm(++nth);
+        script(&lab, handle);
+        fired = moor_fault_fired();
+        moor_fault_arm(0);
+        moor_records_disconnect(lab.records, BOB);
+        moor_records_disconnect(lab.records, ALICE);
+        assert_int_equal(lab_stats(&lab).leases, 0);
+        assert_int_equal(lab_stats(&lab).sessions, 0);
+        assert_int_equal(lab_stats(&lab).session_keys, 0);
+        lab_assert_empty(&lab);
+        lab_close(&lab);
+    }
+    assert_true(nth > 25);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(S3_4_a_read_never_creates_a_session),
+        cmocka_unit_test(S3_4_a_released_session_is_gone_until_it_is_started),
+        cmocka_unit_test(S2_5_a_session_ends_with_the_client_that_started_it),
+        cmocka_unit_test(S2_table_of_a_sessions_records),
+        cmocka_unit_test(S2_3_the_same_record_in_two_places_is_freed_once),
+        cmocka_unit_test(S2_4_overwriting_parks_only_the_record),
+        cmocka_unit_test(S3_2_records_go_child_before_parent),
+        cmocka_unit_test(S3_3_search_gives_the_longest_key_and_its_segment),
+        cmocka_unit_test(S1_9_the_row_of_the_last_sampled_token_comes_from_the_next_turn),
+        cmocka_unit_test(S3_3_a_hole_is_an_error_that_names_it),
+        cmocka_unit_test(rows_of_a_segment_without_a_record_come_from_the_next_one),
+        cmocka_unit_test(what_cannot_be_a_segment_is_refused),
+        cmocka_unit_test(S1_10_tokens_and_rows_are_cut_together_at_the_first_difference),
+        cmocka_unit_test(S1_10_a_cut_at_a_turns_first_token_takes_the_turn_with_it),
+        cmocka_unit_test(S1_10_nothing_is_cut_on_which_other_keys_hang),
+        cmocka_unit_test(S1_10_truncating_a_record_cuts_the_tokens_of_its_session),
+        cmocka_unit_test(many_sessions_and_their_tombstones),
+        cmocka_unit_test(every_allocation_may_fail),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
