@@ -172,7 +172,10 @@ static moor_session_entry *end(moor_sessions *sessions, moor_session *session)
 
 static moor_status check_id(const char *id, uint32_t id_len)
 {
-    return id && id_len ? MOOR_OK : moor_fail(MOOR_E_INVALID, "a session's id is empty");
+    if (!id || !id_len || id_len > MOOR_SESSION_ID_MAX)
+        return moor_fail(MOOR_E_INVALID, "a session's id of %u bytes: 1 to %d are allowed", id ? id_len : 0,
+                         MOOR_SESSION_ID_MAX);
+    return MOOR_OK;
 }
 
 moor_status moor_session_start(moor_records *records, uint64_t client, const char *id, uint32_t id_len, int keep)

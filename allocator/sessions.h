@@ -54,6 +54,7 @@ void moor_sessions_close(moor_records *records); /* records live on, without a s
 
 /* ---- life ---- */
 
+enum { MOOR_SESSION_ID_MAX = 1024 };
 enum { MOOR_SESSION_NEVER = 0, MOOR_SESSION_LIVE = 1, MOOR_SESSION_GONE = 2 };
 
 /* Starts a session, a released one anew; one that lives is left as it is. keep: it outlives `client`. */

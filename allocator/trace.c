@@ -17,7 +17,7 @@ void moor_trace_free(void *anything)
 
 /* ---- search and keys -------------------------------------------------------------------------------------------- */
 
-static moor_status found_new(const moor_records *records, const moor_trie_node *node, moor_trace_found **out)
+static moor_status found_new(const moor_trie_node *node, moor_trace_found **out)
 {
     const moor_trace_value *value = node->value;
     const moor_record_slot *record = value->record;
@@ -40,7 +40,6 @@ static moor_status found_new(const moor_records *records, const moor_trie_node *
         memcpy(tokens, value->tokens, n * sizeof(int32_t));
     if (record)
         memcpy(request, record->id, id_len); /* a session's record keeps its id and its slot */
-    (void)records;
     *out = found;
     return MOOR_OK;
 }
@@ -54,8 +53,10 @@ moor_status moor_session_search(moor_records *records, const char *id, uint32_t 
     moor_status status = moor_session_get(sessions, id, id_len, &session);
     if (!status) {
         const moor_trie_node *node = moor_trie_search(&session->trie, text, text_len);
-        status = node ? found_new(records, node, out)
-                      : moor_fail(MOOR_E_NOT_FOUND, "session %s: no key that the text begins with", session->id);
+        if (node)
+            status = found_new(node, out);
+        else
+            *out = NULL;
     }
     pthread_mutex_unlock(&sessions->lock);
     return status;

@@ -46,7 +46,7 @@ typedef struct moor_trace {
     int32_t *tokens;
 } moor_trace;
 
-/* MOOR_E_NOT_FOUND: no key fits. */
+/* *out NULL: no key fits. */
 moor_status moor_session_search(moor_records *records, const char *id, uint32_t id_len, const char *text,
                                 uint32_t text_len, moor_trace_found **out);
 moor_status moor_session_keys(moor_records *records, const char *id, uint32_t id_len, moor_trace_keys **out);

@@ -511,10 +511,29 @@ moor_status moor_client_open_handle(moor_client *client, uint32_t store_index, u
 
 /* ---- the rest --------------------------------------------------------------------------------------------------- */
 
-moor_status moor_client_truncate(moor_client *client, const char *id, uint32_t id_len, uint64_t rows)
+moor_status moor_client_take(moor_client *client, moor_connection *out[MOOR_CLIENT_STORES], uint32_t *n)
+{
+    moor_status status = refresh(client);
+    if (!status)
+        *n = take_all(client, out);
+    return status;
+}
+
+void moor_client_give(moor_connection **connections, uint32_t n)
+{
+    give_all(connections, n);
+}
+
+uint64_t moor_client_patience_ns(const moor_client *client)
+{
+    return client->patience_ns;
+}
+
+moor_status moor_client_truncate_within(moor_client *client, const char *id, uint32_t id_len, uint64_t rows,
+                                        uint64_t min_rows)
 {
     moor_connection *connections[MOOR_CLIENT_STORES];
-    moor_wire_open message = {.rows = rows, .id_len = id_len};
+    moor_wire_truncate message = {.rows = rows, .min_rows = min_rows, .id_len = id_len};
     moor_status status = check_open(client, "truncate", id, id_len, client);
     if (!status)
         status = refresh(client);
@@ -533,6 +552,11 @@ moor_status moor_client_truncate(moor_client *client, const char *id, uint32_t i
     }
     give_all(connections, n);
     return status;
+}
+
+moor_status moor_client_truncate(moor_client *client, const char *id, uint32_t id_len, uint64_t rows)
+{
+    return moor_client_truncate_within(client, id, id_len, rows, 0);
 }
 
 moor_status moor_client_store_stats(moor_client *client, double timeout, char **json)

@@ -26,6 +26,8 @@ moor_status moor_open_all(moor_client *client, const char *id, uint32_t id_len, 
                           uint32_t *n);
 void moor_records_free(moor_record **records, uint32_t n);
 moor_status moor_client_truncate(moor_client *client, const char *id, uint32_t id_len, uint64_t rows);
+moor_status moor_client_truncate_within(moor_client *client, const char *id, uint32_t id_len, uint64_t rows,
+                                        uint64_t min_rows);
 
 /* ---- inside libmoor ---- */
 
@@ -34,6 +36,10 @@ enum { MOOR_CLIENT_STORES = 64 };
 /* Attaches to what moor_locate found, without waiting for it. patience: seconds after which a store that does not answer is
  * given up (5 for moor_attach). */
 moor_status moor_client_make(const moor_located *where, double patience, moor_client **out);
+/* Connections to all stores there are now, one reference each, given back with moor_client_give. */
+moor_status moor_client_take(moor_client *client, moor_connection *out[MOOR_CLIENT_STORES], uint32_t *n);
+void moor_client_give(moor_connection **connections, uint32_t n);
+uint64_t moor_client_patience_ns(const moor_client *client); /* how long one answer is waited for */
 const moor_located *moor_client_where(const moor_client *client);
 int moor_client_dir_fd(const moor_client *client);
 /* A JSON array with an object per store; malloc'ed. */

@@ -20,7 +20,7 @@
 #include "../allocator/forkfd.h"
 #include "wire.h"
 
-enum { MAX_FDS = 16, POST_MS = 1000 };
+enum { MAX_FDS = 16, POST_MS = 1000, PIECE = MOOR_WIRE_LIMIT - sizeof(moor_wire_header) /* payload of a message */ };
 
 /* A call that waits for its reply. Lives on its caller's stack. */
 struct call {
@@ -350,21 +350,40 @@ static int wait_changed(moor_connection *connection, uint64_t deadline_ns)
     return pthread_cond_timedwait(&connection->changed, &connection->mutex, &until) != ETIMEDOUT;
 }
 
+/* The bytes of a request as they go over the socket: one message, or several where one cannot hold it. */
+static void put_frames(unsigned char *out, const moor_wire_header *header, const void *head, size_t head_n,
+                       const void *tail, size_t tail_n)
+{
+    size_t left = head_n + tail_n, at = 0;
+    do {
+        moor_wire_header part = *header;
+        size_t n = left < PIECE ? left : PIECE, of_head = at < head_n ? head_n - at : 0;
+        of_head = of_head < n ? of_head : n;
+        part.length = (uint32_t)(sizeof(part) + n);
+        part.flags = n < left ? MOOR_WIRE_MORE : 0;
+        memcpy(out, &part, sizeof(part));
+        if (of_head)
+            memcpy(out + sizeof(part), (const unsigned char *)head + at, of_head);
+        if (n > of_head)
+            memcpy(out + sizeof(part) + of_head, (const unsigned char *)tail + (at + of_head - head_n), n - of_head);
+        out += part.length;
+        at += n;
+        left -= n;
+    } while (left);
+}
+
 /* 1: sent; 0: not until the deadline; -1: the other side is gone (and may have said why before it went). */
 static int send_all(int fd, const moor_wire_header *header, const void *head, size_t head_n, const void *tail,
                     size_t tail_n, uint64_t deadline_ns)
 {
     unsigned char small[512];
-    size_t total = sizeof(*header) + head_n + tail_n, sent = 0;
+    size_t payload = head_n + tail_n, frames = payload ? (payload + PIECE - 1) / PIECE : 1;
+    size_t total = frames * sizeof(*header) + payload, sent = 0;
     unsigned char *data = total <= sizeof(small) ? small : malloc(total);
     int result = 1;
     if (!data)
         return 0;
-    memcpy(data, header, sizeof(*header));
-    if (head_n)
-        memcpy(data + sizeof(*header), head, head_n);
-    if (tail_n)
-        memcpy(data + sizeof(*header) + head_n, tail, tail_n);
+    put_frames(data, header, head, head_n, tail, tail_n);
     while (sent < total && result > 0) {
         ssize_t n = send(fd, data + sent, total - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n > 0)
@@ -436,14 +455,16 @@ static void forget_call(moor_connection *connection, struct call *call)
 moor_status moor_connection_call(moor_connection *connection, uint16_t type, const void *head, size_t head_n,
                                  const void *tail, size_t tail_n, uint64_t deadline_ns, void **payload, size_t *n)
 {
-    moor_wire_header header = {.length = (uint32_t)(sizeof(header) + head_n + tail_n), .type = type};
+    moor_wire_header header = {.type = type};
+    int in_pieces = type >= MOOR_WIRE_SESSION_START && type <= MOOR_WIRE_SESSION_ROLLBACK;
+    size_t limit = in_pieces ? (size_t)MOOR_WIRE_REQUEST_LIMIT : PIECE;
     struct call call = {.done = 0};
     uint32_t store = connection->shape.store_index;
     if (connection->pid != getpid())
         return moor_fail(MOOR_E_FORKED, "the connection to store %u belongs to the parent process %d", store,
                          (int)connection->pid);
-    if (sizeof(header) + head_n + tail_n > MOOR_WIRE_LIMIT)
-        return moor_fail(MOOR_E_INVALID, "a request of %zu bytes; at most %d travel", head_n + tail_n, MOOR_WIRE_LIMIT);
+    if (head_n + tail_n > limit)
+        return moor_fail(MOOR_E_INVALID, "a request of %zu bytes; at most %zu travel", head_n + tail_n, limit);
     pthread_mutex_lock(&connection->mutex);
     header.tag = call.tag = ++connection->next_tag;
     call.next = connection->calls;
@@ -471,7 +492,7 @@ moor_status moor_connection_call(moor_connection *connection, uint16_t type, con
 void moor_connection_post_release(moor_connection *connection, uint64_t handle)
 {
     moor_wire_handle message = {.handle = handle};
-    moor_wire_header header = {.length = sizeof(header) + sizeof(message), .type = MOOR_WIRE_RELEASE};
+    moor_wire_header header = {.type = MOOR_WIRE_RELEASE};
     if (connection->pid != getpid())
         return;
     pthread_mutex_lock(&connection->mutex);

@@ -39,7 +39,7 @@ int moor_connection_dead(moor_connection *connection);
 pid_t moor_connection_pid(const moor_connection *connection);
 const moor_shape *moor_connection_shape(const moor_connection *connection);
 
-/* Sends one request (two pieces, either may be empty) and waits for its reply. On MOOR_OK the payload is malloc'ed and the
+/* Sends one request (two parts, either may be empty; in several messages where it may be that large) and waits for its reply. On MOOR_OK the payload is malloc'ed and the
  * caller's. The store's own error is returned as it is, with its text. */
 moor_status moor_connection_call(moor_connection *connection, uint16_t type, const void *head, size_t head_n,
                                  const void *tail, size_t tail_n, uint64_t deadline_ns, void **payload, size_t *n);

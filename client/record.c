@@ -194,6 +194,16 @@ static moor_status check(const moor_record *record, const char *what)
     return MOOR_OK;
 }
 
+moor_status moor_record_home(const moor_record *record, moor_connection **connection, uint64_t *handle)
+{
+    moor_status status = check(record, "session_insert");
+    if (status)
+        return status;
+    *connection = record->connection;
+    *handle = record->info.handle;
+    return MOOR_OK;
+}
+
 moor_status moor_record_get_info(const moor_record *record, moor_record_info *out)
 {
     moor_status status = check(record, "record_info");

@@ -17,6 +17,8 @@
 moor_status moor_records_from_reply(moor_connection *connection, const void *payload, size_t size, moor_record ***out,
                                     uint32_t *n);
 
+/* Where it was opened (no reference of its own), and its handle there; MOOR_E_FORKED in a forked child. */
+moor_status moor_record_home(const moor_record *record, moor_connection **connection, uint64_t *handle);
 uint32_t moor_record_alias_index(const moor_record *record); /* place among the records of the id it was opened by */
 
 /* record_info of the ABI (its own name is taken by the struct). */

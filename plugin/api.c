@@ -6,6 +6,7 @@
 
 #include "../client/client.h"
 #include "../client/resolve.h"
+#include "../client/session.h"
 #include "../hooks/barrier.h"
 #include "../hooks/cleanup.h"
 #include "../hooks/gate.h"
@@ -120,6 +121,17 @@ static const moor_api table = {
     .status_text = moor_status_text,
     .client_stats = moor_client_stats,
     .text_free = text_free,
+
+    .session_start = moor_client_session_start,
+    .session_insert = moor_client_session_insert,
+    .session_search = moor_client_session_search,
+    .session_keys = moor_client_session_keys,
+    .session_export = moor_client_session_export,
+    .session_rollback = moor_client_session_rollback,
+    .session_release_key = moor_client_session_release_key,
+    .session_release = moor_client_session_release,
+    .session_free = moor_client_session_free,
+    .client_truncate_within = moor_client_truncate_within,
 };
 
 __attribute__((visibility("default"))) const moor_api *moor_get_api(uint32_t want, uint32_t *have)

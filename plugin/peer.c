@@ -8,6 +8,7 @@
 #include "../client/wire.h"
 #include "config.h"
 #include "peer_reply.h"
+#include "peer_session.h"
 
 /* An open that found its record not sealed yet, or not there yet. */
 struct waiting {
@@ -28,6 +29,8 @@ struct moor_peer {
     size_t queued, have; /* bytes of replies; bytes of `input` */
     moor_peer_reply *first, **last;
     struct waiting *waiting, **waiting_last; /* oldest first */
+    moor_wire_header piece;                  /* of the request whose payload is being collected; length 0: none */
+    moor_wire_buffer pieces;
     unsigned char input[MOOR_WIRE_LIMIT];
 };
 
@@ -72,6 +75,7 @@ void moor_peer_destroy(moor_peer *peer)
         peer->waiting = next;
     }
     moor_records_disconnect(peer->records, peer->client);
+    moor_wire_buffer_free(&peer->pieces);
     free(peer);
 }
 
@@ -355,12 +359,29 @@ static moor_status handle_by_handle(moor_peer *peer, const moor_wire_header *req
 
 static moor_status handle_truncate(moor_peer *peer, const moor_wire_header *request, moor_wire_reader *reader)
 {
-    moor_wire_open open;
+    moor_wire_truncate cut;
     const char *id = NULL;
-    if (!moor_wire_get(reader, &open, sizeof(open)) || open.id_len != reader->left ||
-        !(id = moor_wire_take(reader, open.id_len)))
+    if (!moor_wire_get(reader, &cut, sizeof(cut)) || cut.id_len != reader->left ||
+        !(id = moor_wire_take(reader, cut.id_len)))
         return moor_fail(MOOR_E_CORRUPT, "a truncation of %u bytes whose id has another length", request->length);
-    return queue_status(peer, request, moor_records_truncate(peer->records, id, open.id_len, open.rows, 0));
+    return queue_status(peer, request, moor_records_truncate(peer->records, id, cut.id_len, cut.rows, cut.min_rows));
+}
+
+static moor_status handle_session(moor_peer *peer, const moor_wire_header *request, moor_wire_reader *reader)
+{
+    moor_wire_buffer payload = {0};
+    moor_trace *trace;
+    moor_status status = moor_peer_session(peer->home, peer->client, request->type, reader, &payload, &trace);
+    if (status) {
+        moor_wire_buffer_free(&payload);
+        return status == MOOR_E_CORRUPT ? status : queue_error(peer, request, status);
+    }
+    status = queue_buffer(peer, request, &payload);
+    if (status && trace)
+        moor_trace_close(peer->records, peer->client, trace);
+    if (trace)
+        moor_peer_trace_free(trace);
+    return status ? queue_error(peer, request, status) : MOOR_OK;
 }
 
 static moor_status handle_stats(moor_peer *peer, const moor_wire_header *request, moor_wire_reader *reader)
@@ -392,8 +413,33 @@ static moor_status handle(moor_peer *peer, const moor_wire_header *request, moor
     case MOOR_WIRE_STATS:
         return handle_stats(peer, request, reader);
     default:
+        if (moor_peer_is_session(request->type))
+            return handle_session(peer, request, reader);
         return moor_fail(MOOR_E_CORRUPT, "a message of unknown type %u", request->type);
     }
+}
+
+/* A message of a request that comes in several. With the last one it is handled. */
+static moor_status collect(moor_peer *peer, const moor_wire_header *header, const moor_wire_reader *reader,
+                           uint64_t now_ns)
+{
+    moor_wire_buffer *pieces = &peer->pieces;
+    if (!peer->greeted || !moor_peer_is_session(header->type) ||
+        (peer->piece.length && (peer->piece.type != header->type || peer->piece.tag != header->tag)))
+        return moor_fail(MOOR_E_CORRUPT, "a piece of a message of type %u that is none of one", header->type);
+    if (reader->left > MOOR_WIRE_REQUEST_LIMIT - pieces->used)
+        return moor_fail(MOOR_E_CORRUPT, "a request of more than %d bytes", MOOR_WIRE_REQUEST_LIMIT);
+    peer->piece = *header;
+    moor_wire_put(pieces, reader->at, reader->left);
+    if (pieces->failed)
+        return moor_fail(MOOR_E_NOMEM, "no memory for a request of %zu bytes", pieces->used + reader->left);
+    if (header->flags)
+        return MOOR_OK;
+    moor_wire_reader all = {pieces->data, pieces->used};
+    moor_status status = handle(peer, header, &all, now_ns);
+    moor_wire_buffer_free(pieces);
+    peer->piece = (moor_wire_header){.length = 0};
+    return status;
 }
 
 moor_status moor_peer_input(moor_peer *peer, const void *data, size_t n, uint64_t now_ns)
@@ -410,12 +456,13 @@ moor_status moor_peer_input(moor_peer *peer, const void *data, size_t n, uint64_
         for (;;) {
             moor_wire_header header;
             int whole = moor_wire_frame(peer->input + begin, peer->have - begin, &header);
-            if (whole < 0 || (whole && header.flags))
+            if (whole < 0 || (whole && header.flags & ~MOOR_WIRE_MORE))
                 return moor_fail(MOOR_E_CORRUPT, "a message with length %u, flags %u", header.length, header.flags);
             if (!whole)
                 break;
             moor_wire_reader reader = {peer->input + begin + sizeof(header), header.length - sizeof(header)};
-            moor_status status = handle(peer, &header, &reader, now_ns);
+            moor_status status = header.flags || peer->piece.length ? collect(peer, &header, &reader, now_ns)
+                                                                    : handle(peer, &header, &reader, now_ns);
             if (status)
                 return status;
             begin += header.length;

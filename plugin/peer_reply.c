@@ -34,7 +34,8 @@ static void put_view(moor_wire_buffer *payload, const moor_view *view, moor_stat
                            .index = view->index,
                            .n_segments = view->n_segments,
                            .n_versions = view->n_versions,
-                           .id_len = view->id_len};
+                           .id_len = view->id_len,
+                           .session_len = view->session_len};
     moor_wire_put(payload, &head, sizeof(head));
     for (uint32_t i = 0; i < view->n_segments; i++) {
         const moor_view_segment *segment = &view->segments[i];
@@ -47,6 +48,7 @@ static void put_view(moor_wire_buffer *payload, const moor_view *view, moor_stat
         moor_wire_put(payload, &wire, sizeof(wire));
     }
     moor_wire_put(payload, view->id, view->id_len);
+    moor_wire_put(payload, view->session, view->session_len);
     moor_wire_pad(payload);
 }
 
@@ -65,14 +67,15 @@ void moor_peer_put_stats(moor_wire_buffer *payload, const moor_store *store)
     moor_records_stats_get(store->records, &stats);
 #define FIELD(name) "\"" #name "\":%llu,"
 #define VALUE(name) (unsigned long long)stats.name
-    int n =
-        snprintf(text, sizeof(text),
-                 "{\"store\":%u," FIELD(records) FIELD(sealed) FIELD(leases) FIELD(clients) FIELD(blocks)
-                     FIELD(live_bytes) FIELD(arena_bytes) FIELD(resident_bytes) FIELD(kv_entries) FIELD(seals_unknown)
-                         FIELD(seals_repeated) FIELD(seals_torn) FIELD(arena_full) "\"clients_leases\":%llu}",
-                 store->store_index, VALUE(records), VALUE(sealed), VALUE(leases), VALUE(clients), VALUE(blocks),
-                 VALUE(live_bytes), VALUE(arena_bytes), VALUE(resident_bytes), VALUE(kv_entries), VALUE(seals_unknown),
-                 VALUE(seals_repeated), VALUE(seals_torn), VALUE(arena_full), VALUE(clients_leases));
+    int n = snprintf(text, sizeof(text),
+                     "{\"store\":%u," FIELD(records) FIELD(sealed) FIELD(leases) FIELD(clients) FIELD(blocks)
+                         FIELD(live_bytes) FIELD(arena_bytes) FIELD(resident_bytes) FIELD(kv_entries)
+                             FIELD(seals_unknown) FIELD(seals_repeated) FIELD(seals_torn) FIELD(arena_full)
+                                 FIELD(sessions) FIELD(sessions_gone) FIELD(session_keys) "\"clients_leases\":%llu}",
+                     store->store_index, VALUE(records), VALUE(sealed), VALUE(leases), VALUE(clients), VALUE(blocks),
+                     VALUE(live_bytes), VALUE(arena_bytes), VALUE(resident_bytes), VALUE(kv_entries),
+                     VALUE(seals_unknown), VALUE(seals_repeated), VALUE(seals_torn), VALUE(arena_full), VALUE(sessions),
+                     VALUE(sessions_gone), VALUE(session_keys), VALUE(clients_leases));
 #undef FIELD
 #undef VALUE
     moor_wire_put(payload, text, (size_t)n);

@@ -51,7 +51,7 @@ int moor_py_consumer_init(PyObject *module)
 {
     static int (*const parts[])(PyObject *) = {
         moor_py_add_errors, moor_py_add_view, moor_py_add_record,  moor_py_add_store,
-        moor_py_add_gate,   moor_py_add_hold, moor_py_add_barrier,
+        moor_py_add_gate,   moor_py_add_hold, moor_py_add_barrier, moor_py_add_session,
     };
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
         if (parts[i](module) < 0)

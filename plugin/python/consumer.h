@@ -25,6 +25,7 @@ int moor_py_add_store(PyObject *module);
 int moor_py_add_gate(PyObject *module);
 int moor_py_add_hold(PyObject *module);
 int moor_py_add_barrier(PyObject *module);
+int moor_py_add_session(PyObject *module);
 
 /* A method's or function's line in a table. */
 #define MOOR_PY_METHOD(name, function, flags, doc)                                                                     \

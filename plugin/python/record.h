@@ -52,6 +52,13 @@ moor_py_data *moor_py_record_data(moor_py_record *record);
 moor_record *moor_py_record_lease(moor_py_record *record);
 /* [(start, stop), …] of the missing ranges that meet [start, stop). */
 PyObject *moor_py_missing(const moor_rows *rows, uint64_t start, uint64_t stop);
+/* A new Record whose rows from…to-1 are those of each part, zero-copy; parts follow each other from row 0 on. It is the last one's by
+ * name. n > 0. NULL with an error. */
+typedef struct moor_py_part {
+    moor_py_record *record;
+    uint64_t from, to;
+} moor_py_part;
+PyObject *moor_py_record_join(const moor_py_part *parts, uint32_t n);
 /* Reads owner (it may have been claimed) again. */
 void moor_py_record_refresh(moor_py_record *record);
 

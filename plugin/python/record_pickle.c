@@ -290,14 +290,14 @@ static int same_shape(const moor_py_record *h, const moor_py_record *c)
     return -1;
 }
 
-/* Segments of rows from…: those of src, cut. */
-static uint32_t take_segments(const moor_rows *src, uint64_t from, moor_segment *out)
+/* Segments of rows from…to-1: those of src, cut. */
+static uint32_t take_segments(const moor_rows *src, uint64_t from, uint64_t to, moor_segment *out)
 {
     uint32_t n = 0;
     size_t row = moor_rows_bytes(src, false, src->dtype);
     for (uint32_t i = 0; i < src->n_segments; i++) {
         moor_segment s = src->segments[i];
-        if (s.start + s.rows <= from)
+        if (s.start + s.rows <= from || s.start >= to)
             continue;
         if (s.start < from) {
             uint64_t cut = from - s.start;
@@ -305,13 +305,15 @@ static uint32_t take_segments(const moor_rows *src, uint64_t from, moor_segment 
             s.start += cut;
             s.rows -= cut;
         }
+        if (s.rows > to - s.start)
+            s.rows = to - s.start;
         out[n++] = s;
     }
     return n;
 }
 
-/* Runs of record r that matter from row `from` on, the first of them moved there; equal neighbours are one. -1: error. */
-static int take_versions(const moor_py_record *r, uint64_t from, moor_version_run *out, uint32_t *n)
+/* Runs of record r that matter in rows from…to-1, the first of them moved there; equal neighbours are one. -1: error. */
+static int take_versions(const moor_py_record *r, uint64_t from, uint64_t to, moor_version_run *out, uint32_t *n)
 {
     for (Py_ssize_t i = 0, last = PyList_Size(r->versions); i < last; i++) {
         unsigned long long start, epoch;
@@ -320,6 +322,8 @@ static int take_versions(const moor_py_record *r, uint64_t from, moor_version_ru
         const char *label = PyUnicode_AsUTF8AndSize(PyList_GetItem(r->labels, i), NULL);
         if (!label)
             return -1;
+        if (start >= to)
+            break;
         if (*n && out[*n - 1].start >= from && start <= from)
             --*n; /* a later run of this record begins before `from`, too */
         if (*n && out[*n - 1].epoch == epoch)
@@ -329,50 +333,76 @@ static int take_versions(const moor_py_record *r, uint64_t from, moor_version_ru
     return 0;
 }
 
-static int join(moor_py_record *h, moor_py_record *c, moor_py_data *data, moor_record_info *info)
+static int join(const moor_py_part *parts, uint32_t n, moor_py_data *data, moor_record_info *info)
 {
-    const moor_rows *a = &h->data->rows, *b = &c->data->rows;
-    size_t versions = (size_t)(PyList_Size(h->versions) + PyList_Size(c->versions));
+    size_t versions = 0, segments = 0;
+    uint64_t missing = 0, dropped = 0;
+    uint32_t reasons = 0, n_segments = 0, n_versions = 0;
+    const moor_py_record *last = parts[n - 1].record;
+    const moor_rows *shape = &last->data->rows;
     tables t;
-    if (tables_new(data, (size_t)a->n_segments + b->n_segments, a->layers, versions, &t) < 0)
+    for (uint32_t i = 0; i < n; i++) {
+        versions += (size_t)PyList_Size(parts[i].record->versions);
+        segments += parts[i].record->data->rows.n_segments;
+        dropped += parts[i].record->dropped;
+        reasons |= parts[i].record->reasons;
+    }
+    if (tables_new(data, segments, shape->layers, versions, &t) < 0)
         return -1;
-    memcpy(t.layer_ids, a->layer_ids, a->layers * sizeof(int32_t));
-    uint32_t segments = take_segments(a, 0, t.segments), n_versions = 0;
-    uint64_t rows = a->rows;
-    if (take_versions(h, 0, t.versions, &n_versions) < 0)
-        return -1;
-    if (b->rows > a->rows) {
-        segments += take_segments(b, a->rows, t.segments + segments);
-        rows = b->rows;
-        if (take_versions(c, a->rows, t.versions, &n_versions) < 0)
+    memcpy(t.layer_ids, shape->layer_ids, shape->layers * sizeof(int32_t));
+    for (uint32_t i = 0; i < n; i++) {
+        const moor_py_part *part = &parts[i];
+        if (part->from == part->to)
+            continue;
+        n_segments += take_segments(&part->record->data->rows, part->from, part->to, t.segments + n_segments);
+        if (take_versions(part->record, part->from, part->to, t.versions, &n_versions) < 0)
             return -1;
     }
-    uint64_t missing = 0;
-    for (uint32_t i = 0; i < segments; i++)
+    for (uint32_t i = 0; i < n_segments; i++)
         missing += t.segments[i].present ? 0 : t.segments[i].rows;
     *info = (moor_record_info){
         .size = sizeof(*info),
         .version = 1,
-        .rows = rows,
+        .rows = parts[n - 1].to,
         .missing_rows = missing,
-        .owner = c->owner,
-        .layers = a->layers,
-        .model_layers = a->model_layers,
-        .top_k = a->top_k,
-        .num_experts = a->num_experts,
-        .dtype = a->dtype->code,
+        .owner = last->owner,
+        .layers = shape->layers,
+        .model_layers = shape->model_layers,
+        .top_k = shape->top_k,
+        .num_experts = shape->num_experts,
+        .dtype = shape->dtype->code,
         .layer_ids = t.layer_ids,
-        .n_segments = segments,
+        .n_segments = n_segments,
         .n_versions = n_versions,
-        .reasons = h->reasons | c->reasons,
-        .store_index = c->store_index,
+        .reasons = reasons,
+        .store_index = last->store_index,
         .segments = t.segments,
         .versions = t.versions,
-        .dropped_rows = h->dropped + c->dropped,
-        .request_id = PyUnicode_AsUTF8AndSize(c->request_id, NULL),
-        .session_id = PyUnicode_AsUTF8AndSize(c->session_id, NULL),
+        .dropped_rows = dropped,
+        .request_id = PyUnicode_AsUTF8AndSize(last->request_id, NULL),
+        .session_id = PyUnicode_AsUTF8AndSize(last->session_id, NULL),
     };
     return info->request_id && info->session_id ? 0 : -1;
+}
+
+PyObject *moor_py_record_join(const moor_py_part *parts, uint32_t n)
+{
+    moor_record_info info;
+    for (uint32_t i = 0; i < n; i++)
+        if (!moor_py_record_data(parts[i].record) || same_shape(parts[0].record, parts[i].record) < 0)
+            return NULL;
+    moor_py_data *data = moor_py_data_new();
+    if (!data)
+        return NULL;
+    data->keeps = PyTuple_New(n);
+    for (uint32_t i = 0; data->keeps && i < n; i++)
+        if (PyTuple_SetItem(data->keeps, i, Py_NewRef((PyObject *)parts[i].record->data)) < 0)
+            Py_CLEAR(data->keeps);
+    if (!data->keeps || join(parts, n, data, &info) < 0 || moor_py_data_set(data, &info) < 0) {
+        Py_DECREF((PyObject *)data);
+        return NULL;
+    }
+    return moor_py_record_of(data, &info);
 }
 
 PyObject *moor_py_concat(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
@@ -380,25 +410,18 @@ PyObject *moor_py_concat(PyObject *Py_UNUSED(module), PyObject *args, PyObject *
     static char *names[] = {"history", "current", NULL};
     PyObject *first, *second;
     moor_py_record *h, *c;
-    moor_record_info info;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:concat", names, &first, &second) ||
         !(h = moor_py_record_check(first)) || !(c = moor_py_record_check(second)) || !moor_py_record_data(h) ||
-        !moor_py_record_data(c) || same_shape(h, c) < 0)
+        !moor_py_record_data(c) || same_shape(h, c) < 0) /* told before a difference in length */
         return NULL;
     if (c->rows.rows + 1 < h->rows.rows)
         return moor_py_raise_text(
             MOOR_E_RANGE, "record %U has %llu rows, its history %U has %llu: it may be short by one, not by %llu",
             c->request_id, (unsigned long long)c->rows.rows, h->request_id, (unsigned long long)h->rows.rows,
             (unsigned long long)(h->rows.rows - c->rows.rows));
-    moor_py_data *data = moor_py_data_new();
-    if (!data)
-        return NULL;
-    data->keeps = PyTuple_Pack(2, h->data, c->data);
-    if (!data->keeps || join(h, c, data, &info) < 0 || moor_py_data_set(data, &info) < 0) {
-        Py_DECREF((PyObject *)data);
-        return NULL;
-    }
-    return moor_py_record_of(data, &info);
+    uint64_t history = h->rows.rows, all = c->rows.rows > history ? c->rows.rows : history;
+    const moor_py_part parts[] = {{h, 0, history}, {c, history, all}};
+    return moor_py_record_join(parts, 2);
 }
 
 /* ---- padding ----------------------------------------------------------------------------------------------------------- */

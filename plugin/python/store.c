@@ -279,17 +279,17 @@ static PyObject *store_discard(PyObject *Py_UNUSED(self), PyObject *record)
 
 static PyObject *store_truncate(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"request_id", "rows", NULL};
+    static char *names[] = {"request_id", "rows", "min_rows", NULL};
     PyObject *id;
-    long long rows;
+    long long rows, min_rows = 0;
     opening o = {.client = ((moor_py_store *)self)->client};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OL:truncate", names, &id, &rows) || set_id(id, &o) < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OL|L:truncate", names, &id, &rows, &min_rows) || set_id(id, &o) < 0)
         return NULL;
-    if (rows < 0)
-        return moor_py_raise_text(MOOR_E_INVALID, "truncate(%R, rows=%lld)", id, rows);
+    if (rows < 0 || min_rows < 0)
+        return moor_py_raise_text(MOOR_E_INVALID, "truncate(%R, rows=%lld, min_rows=%lld)", id, rows, min_rows);
     moor_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = moor_py_api()->client_truncate(o.client, o.id, o.id_len, (uint64_t)rows);
+    status = moor_py_api()->client_truncate_within(o.client, o.id, o.id_len, (uint64_t)rows, (uint64_t)min_rows);
     Py_END_ALLOW_THREADS
     if (status)
         return moor_py_raise(status);
@@ -431,7 +431,12 @@ static PyMethodDef store_methods[] = {
         "discard(record, /)\n--\n\nThe request is given up: frees the record, a session's with its session."),
     MOOR_PY_METHOD(
         "truncate", store_truncate, METH_VARARGS | METH_KEYWORDS,
-        "truncate(request_id, rows)\n--\n\nCuts the record to its first rows. Records already open keep theirs."),
+        "truncate(request_id, rows, min_rows=0)\n--\n\nCuts the record to its first rows, and the tokens that its "
+        "session has of it. Records already open keep theirs. Fewer than min_rows: RangeError, and nothing changed."),
+    MOOR_PY_METHOD("session", moor_py_store_session, METH_VARARGS | METH_KEYWORDS,
+                   "session(session_id, create=False, keep=False)\n--\n\nThe session of this id, a trace trie. create: "
+                   "starts it, also one that was released. Otherwise its first insert() does; reading never. It ends "
+                   "with release(), with this process' connection unless keep, or with the with block."),
     MOOR_PY_METHOD("hold", moor_py_store_hold, METH_VARARGS | METH_KEYWORDS,
                    "hold(device, label, nbytes=0)\n--\n\nSays that this process holds memory on device (a GPU's UUID, "
                    "or \"cpu:0\"): engines on it "

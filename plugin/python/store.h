@@ -2,7 +2,7 @@
 /*
  * store.h: moor.Store, a process' attachment to an instance, and moor.attach, moor.resolve.
  *
- * gate.c, hold.c and barrier.c give the Store's gate, hold() and barrier(). Owns the moor_client, which lives until the
+ * gate.c, hold.c, barrier.c and session.c give the Store's gate, hold(), barrier() and session(). Owns the moor_client, which lives until the
  * Store and every record opened from it are gone. Thread-safe: calls run without the GIL, libmoor does the rest.
  */
 #ifndef MOOR_PYTHON_STORE_H
@@ -17,9 +17,10 @@ typedef struct moor_py_store {
     PyObject *weakrefs;
 } moor_py_store;
 
-/* Store.gate, Store.hold(), Store.barrier(). */
+/* Store.gate, Store.hold(), Store.barrier(), Store.session(). */
 PyObject *moor_py_store_gate(PyObject *self, void *unused);
 PyObject *moor_py_store_hold(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *moor_py_store_barrier(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *moor_py_store_session(PyObject *self, PyObject *args, PyObject *kwargs);
 
 #endif

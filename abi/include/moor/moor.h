@@ -248,6 +248,69 @@ enum {
     MOOR_OPEN_PREFIX = 1
 }; /* rows 0…rows-1 of a request that is perhaps not sealed; for delivery by the engine itself */
 
+/* ---- sessions ------------------------------------------------------------------------------------------------- */
+
+enum { MOOR_SESSION_KEEP = 1 }; /* session_start: the session outlives the client that starts it */
+#define MOOR_SEGMENT_DEFAULT UINT64_MAX
+
+/* What a key of a session stands for: tokens start…start+length-1 of its trace, and the rows of `record` at these positions. */
+typedef struct moor_segment_args {
+    uint32_t size, version;
+    const moor_record *record; /* NULL: rows come from the next key's record */
+    uint64_t start;            /* default: where the nearest key above ends */
+    uint64_t length;           /* default: that of the tokens, else the record's rows from start on */
+    const int32_t *tokens;     /* [n_tokens] of this segment; NULL: not known */
+    uint64_t n_tokens;
+    uint64_t reserved[4];
+} moor_segment_args;
+#define MOOR_SEGMENT_ARGS_INIT                                                                                         \
+    {                                                                                                                  \
+        .size = sizeof(moor_segment_args), .version = 1, .start = MOOR_SEGMENT_DEFAULT, .length = MOOR_SEGMENT_DEFAULT \
+    }
+
+/* Results that the callee allocates, each one piece, freed with session_free; `size` says how much of the struct there is. */
+typedef struct moor_found_key {
+    uint32_t size, version;
+    uint32_t key_len, has_tokens;
+    uint64_t start, length;
+    moor_handle handle; /* of the record, 0: none */
+    const int32_t *tokens;
+    uint64_t n_tokens;
+    const char *request_id; /* "" without a record */
+    uint32_t store_index, reserved0;
+    uint64_t reserved[4];
+} moor_found_key;
+
+/* Keys depth first in the order of their insertion, n times: u32 how many bytes it shares with the key before, u32 how many
+ * more, and these. A chain of n keys thus takes the room of its longest. */
+typedef struct moor_key_list {
+    uint32_t size, version;
+    uint64_t n, data_size;
+    const uint8_t *data;
+    uint64_t reserved[4];
+} moor_key_list;
+
+typedef struct moor_trace_rows { /* rows start…stop-1 of the trace are these rows of this record */
+    moor_record *record;
+    uint64_t start, stop;
+} moor_trace_rows;
+
+typedef struct moor_trace_key {
+    uint64_t start, length;
+    moor_handle handle;
+    uint32_t key_len, reserved;
+} moor_trace_key;
+
+typedef struct moor_exported { /* from the root to a key, without a hole */
+    uint32_t size, version;
+    uint64_t n_tokens, rows; /* the last token may have no row */
+    const int32_t *tokens;   /* [n_tokens], or NULL: not all are known */
+    uint32_t n_parts, n_keys;
+    const moor_trace_rows *parts; /* their records are the caller's: record_release each */
+    const moor_trace_key *keys;
+    uint64_t reserved[4];
+} moor_exported;
+
 /* ---- gate ----------------------------------------------------------------------------------------------------- */
 
 enum { MOOR_GATE_OPEN = 0, MOOR_GATE_SEALED = 1, MOOR_GATE_DRAINED = 2 };
@@ -472,6 +535,34 @@ typedef struct moor_api {
     moor_status (*status_text)(const char *instance, const char *dir, const char *format, char **out, size_t *len);
     moor_status (*client_stats)(moor_client *client, char **json, size_t *len);
     void (*text_free)(char *text);
+
+    /* Sessions: a trace trie each, from text keys to segments of tokens and rows. A session lives in the store that its first
+     * record is in; a record of another store is MOOR_E_STATE. Nothing that reads makes a session (MOOR_E_NOT_FOUND); the first
+     * insert does. A released one, or one whose starter's connection ended, is MOOR_E_GONE until session_start. A record that
+     * is inserted becomes trace_store's and is freed with its key or its session, also one whose key was overwritten. */
+    moor_status (*session_start)(moor_client *client, const char *id, uint32_t id_len, uint32_t flags);
+    moor_status (*session_insert)(moor_client *client, const char *id, uint32_t id_len, const char *key,
+                                  uint32_t key_len, const moor_segment_args *args);
+    /* The longest key that text begins with, never ""; *out NULL: none. */
+    moor_status (*session_search)(moor_client *client, const char *id, uint32_t id_len, const char *text,
+                                  uint32_t text_len, moor_found_key **out);
+    moor_status (*session_keys)(moor_client *client, const char *id, uint32_t id_len, moor_key_list **out);
+    /* MOOR_E_INCOMPLETE names the hole: tokens that no key on the way has, rows that no record has. */
+    moor_status (*session_export)(moor_client *client, const char *id, uint32_t id_len, const char *key,
+                                  uint32_t key_len, moor_exported **out);
+    /* Cuts the trace that ends at `key` where its tokens first differ from these (the end of these included), if at least
+     * min_tokens are left (else MOOR_E_RANGE) and no other key hangs on what goes (MOOR_E_STATE). Tokens and rows together; keys
+     * whose segments begin there or later go. *key_left: length of the key that it ends at now, 0: none. */
+    moor_status (*session_rollback)(moor_client *client, const char *id, uint32_t id_len, const char *key,
+                                    uint32_t key_len, const int32_t *tokens, uint64_t n_tokens, uint64_t min_tokens,
+                                    uint64_t *kept, uint32_t *key_left);
+    moor_status (*session_release_key)(moor_client *client, const char *id, uint32_t id_len, const char *key,
+                                       uint32_t key_len);
+    moor_status (*session_release)(moor_client *client, const char *id, uint32_t id_len);
+    void (*session_free)(void *result);
+    /* client_truncate that refuses to leave fewer than min_rows (MOOR_E_RANGE). */
+    moor_status (*client_truncate_within)(moor_client *client, const char *id, uint32_t id_len, uint64_t rows,
+                                          uint64_t min_rows);
 } moor_api;
 
 /* Returns the table of version `want`, or NULL when this library does not have it. *have (may be NULL): the newest it has.

@@ -10,14 +10,14 @@ A trainer reads what an engine on the same host recorded:
 """
 from moor._moor import (
     AccessError, Ambiguous, Barrier, Broken, Closed, ConfigError, Corrupt, Error, Exists, Forked, Full, Gate, Gone, Hold, Incomplete,
-    Invalid, NotFound, OutOfMemory, Poisoned, RangeError, Record, Stale, StateError, Store, SystemFailure, Timeout, Unsupported,
-    VersionError, attach, concat, hold, pad_rows, resolve, status_text,
+    Invalid, NotFound, OutOfMemory, Poisoned, RangeError, Record, Segment, Session, Stale, StateError, Store, SystemFailure,
+    Timeout, Trace, Unsupported, VersionError, attach, concat, hold, pad_rows, resolve, status_text,
 )
 
 __version__ = "0.1.0"
 __all__ = [
     "AccessError", "Ambiguous", "Barrier", "Broken", "Closed", "ConfigError", "Corrupt", "Error", "Exists", "Forked", "Full", "Gate",
-    "Gone", "Hold", "Incomplete", "Invalid", "NotFound", "OutOfMemory", "Poisoned", "RangeError", "Record", "Stale", "StateError",
-    "Store", "SystemFailure", "Timeout", "Unsupported", "VersionError", "attach", "concat", "hold", "pad_rows", "resolve",
+    "Gone", "Hold", "Incomplete", "Invalid", "NotFound", "OutOfMemory", "Poisoned", "RangeError", "Record", "Segment", "Session",
+    "Stale", "StateError", "Store", "SystemFailure", "Timeout", "Trace", "Unsupported", "VersionError", "attach", "concat", "hold", "pad_rows", "resolve",
     "status_text",
 ]
