@@ -12,7 +12,7 @@ FUZZ_SECONDS ?= 60
 ENGINE ?= vllm
 own = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: all setup setup-test engines test test-asan test-tsan demo bench fuzz format lint abi-dump clean
+.PHONY: all setup setup-test engines test test-asan test-tsan demo bench fuzz format lint abi-dump mutations clean
 
 all: setup
 	cmake -S . -B $(BUILD) -G Ninja
@@ -55,6 +55,10 @@ bench: setup-test all
 
 fuzz: setup-test all
 	MOOR_BUILD_DIR=$(abspath $(BUILD)) FUZZ_SECONDS=$(FUZZ_SECONDS) tests/fuzz/run.sh
+
+# Each guard broken once; its test must fail. About a minute for four of them: MUTATIONS="-k barrier" for a part.
+mutations: setup-test
+	python3 tests/mutations/run.py -j $(JOBS) $(MUTATIONS)
 
 format:
 	clang-format -i $(own)

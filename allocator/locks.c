@@ -232,7 +232,8 @@ void moor_locks_slots_alive(int dir_fd, uint8_t alive[MOOR_LOCKS_SLOTS])
     pthread_mutex_lock(&mutex);
     int fd = ask_fd(dir_fd, &entry);
     for (uint32_t slot = 0; slot < MOOR_LOCKS_SLOTS; slot++)
-        alive[slot] = (entry && entry->slot == slot) || held(fd, slot);
+        if (alive[slot])
+            alive[slot] = (entry && entry->slot == slot) || held(fd, slot);
     done_asking(fd, entry);
     pthread_mutex_unlock(&mutex);
 }

@@ -34,7 +34,8 @@ int moor_locks_slot_alive(int locks_fd, uint32_t slot);
 int moor_locks_server_alive(int dir_fd);
 /* *who: one that does, 0 when it cannot be named (another PID namespace). */
 int moor_locks_other_server(int locks_fd, pid_t *who);
-/* All slots at once, without joining: alive[s] is 1 where the slot's byte is held (by another process or us). */
+/* Many slots at once, without joining: where alive[s] is not 0 it is asked for, and stays 1 when the slot's byte is held (by another
+ * process or us). A system call for each. */
 void moor_locks_slots_alive(int dir_fd, uint8_t alive[MOOR_LOCKS_SLOTS]);
 
 #endif

@@ -45,6 +45,8 @@ static moor_status collect(const moor_located *where, int dir_fd, moor_client *c
     moor_status status = moor_state_map(dir_fd, where->dir, 0, &state), attached = MOOR_OK;
     if (status)
         return status;
+    for (uint32_t slot = 0; slot < MOOR_LOCKS_SLOTS; slot++)
+        alive[slot] = atomic_load(&state->processes[slot].used) == 2; /* nobody is asked for of the others */
     moor_locks_slots_alive(dir_fd, alive);
     json_t *document = moor_report(where, state, alive);
     moor_state_unmap(state);

@@ -208,6 +208,29 @@ static void S1_22_records_that_nobody_opens_are_freed_by_the_keep_policy(void **
     lab_close(&lab);
 }
 
+/* The store's lock is held meanwhile, and steps wait for it: what must stay is looked at once, not once for each that goes. */
+static void S1_22_many_that_stay_do_not_slow_down_those_that_go(void **state)
+{
+    (void)state;
+    enum { MANY = 30000 };
+    lab_store lab;
+    lab_defaults(&lab);
+    lab.config.keep_s = 10;
+    lab_open_with(&lab);
+    char id[16];
+    for (int i = 0; i < 2 * MANY; i++) {
+        uint32_t len = (uint32_t)snprintf(id, sizeof(id), "r%d", i);
+        assert_status(moor_records_alias(lab.records, id, len, "all", 3, 0), MOOR_OK);
+        assert_status(moor_records_seal(lab.records, moor_id_hash(id, len), 0, 0), MOOR_OK);
+        if (i < MANY)
+            assert_status(moor_records_claim(lab.records, handle_of(&lab, id), MOOR_OWNER_TRACE_STORE), MOOR_OK);
+    }
+    uint64_t begun = moor_now_ns();
+    assert_int_equal(moor_records_expire(lab.records, begun + 11000000000u), MANY);
+    assert_true(moor_now_ns() - begun < 1000000000u);
+    lab_close(&lab);
+}
+
 static void S1_22_keep_bytes_frees_the_oldest_first(void **state)
 {
     (void)state;
@@ -434,6 +457,7 @@ int main(void)
         cmocka_unit_test(S2_5_a_disconnect_ends_the_clients_leases_and_nobody_elses),
         cmocka_unit_test(S2_discard_of_a_running_request_is_honoured_at_its_end),
         cmocka_unit_test(S1_22_records_that_nobody_opens_are_freed_by_the_keep_policy),
+        cmocka_unit_test(S1_22_many_that_stay_do_not_slow_down_those_that_go),
         cmocka_unit_test(S1_22_keep_bytes_frees_the_oldest_first),
         cmocka_unit_test(prefix_of_an_unsealed_request_can_be_read),
         cmocka_unit_test(an_id_of_several_records_is_ambiguous_and_open_all_orders_them),

@@ -1,0 +1,207 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Breaks each guard of docs/mutations.md once, and expects its test to fail.
+
+    tests/mutations/run.py                 every mutation whose test needs no engine
+    tests/mutations/run.py -k barrier      only lines that match
+    tests/mutations/run.py --check         builds nothing: is every line still an edit of its file?
+    tests/mutations/run.py --engines       those that start an engine too ($MOOR_VENV_* as for the tests)
+
+Works on a copy of the tracked files (mutation.py says how a line is read), built in a directory of its own that --dir keeps for the next
+run. One edit, the test's targets rebuilt, the test run, the file restored. Results: killed (the test failed), survived (it passed: the guard has no
+test), stale (the edit does not apply), prose (no edit), broken (it does not compile), skipped (an engine, or nothing to run).
+Exit status 1 when one survived, is stale or does not compile.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from mutation import Stale, read
+
+SOURCE = Path(__file__).resolve().parents[2]
+# Python tests are named by their file in the list: the ctest test that runs it.
+BY_FILE = {
+    "test_joinpoints.py": "joinpoints_3.11",
+    "joinpoints_*": "joinpoints_3.11",
+    "test_preload.py": "preload_3.11",
+    "test_quiet.py": "preload_quiet",
+    "test_api_rows": "api_python_3.11",
+    "test_api_store": "api_python_3.11",
+    "test_api_command": "api_command",
+}
+NEEDS_ENGINE = re.compile(r"engine_|the engine's own")
+
+
+class Tree:
+    """The copy that is mutated, and its build."""
+
+    def __init__(self, root, jobs):
+        self.source, self.build, self.jobs = root / "source", root / "build", jobs
+        self.tests = {}
+
+    def sync(self):
+        """Copies what changed; what was mutated by a run that was killed is restored by this as well."""
+        names = subprocess.run(
+            ["git", "ls-files", "-z", "-c", "-o", "--exclude-standard"], cwd=SOURCE, check=True, capture_output=True
+        ).stdout.decode()
+        wanted = {n for n in names.split("\0") if n and (SOURCE / n).is_file()}
+        for name in wanted:
+            here, there = SOURCE / name, self.source / name
+            if not there.exists() or here.read_bytes() != there.read_bytes():
+                there.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(here, there)
+        for there in [p for p in self.source.rglob("*") if p.is_file() and not p.is_symlink()]:
+            if str(there.relative_to(self.source)) not in wanted:
+                there.unlink()
+        cache = self.source / ".cache"
+        if (SOURCE / ".cache").exists() and not cache.exists():
+            cache.symlink_to((SOURCE / ".cache").resolve())
+
+    def configure(self):
+        """An unused variable of a mutated function is no error: -Werror is off."""
+        self._run(["cmake", "-S", self.source, "-B", self.build, "-G", "Ninja", "-DMOOR_WERROR=OFF"])
+        self._run(["ninja", "-C", self.build, f"-j{self.jobs}"])
+        shown = self._run(["ctest", "--test-dir", self.build, "--show-only=json-v1"])
+        for test in json.loads(shown)["tests"]:
+            if "command" in test:
+                self.tests[test["name"]] = test["command"]
+
+    @staticmethod
+    def _run(command):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{' '.join(map(str, command))} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        return done.stdout
+
+    def targets(self, test):
+        """What to build for a test: its own program where it is one, and what the tests with processes start."""
+        program = Path(self.tests[test][0])
+        if self.build not in program.parents:
+            return ["all"]
+        own = str(program.relative_to(self.build))
+        return [own, "moor_actor"] if own.startswith("tests/integration/") else [own]
+
+    def make(self, test):
+        done = subprocess.run(
+            ["ninja", "-C", self.build, f"-j{self.jobs}", *self.targets(test)], capture_output=True, text=True
+        )
+        return done.returncode == 0, done.stdout
+
+    def run(self, test):
+        """(failed, output)"""
+        done = subprocess.run(
+            ["ctest", "--test-dir", self.build, "-R", f"^{re.escape(test)}$", "--output-on-failure", "--no-tests=error"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+        return done.returncode != 0, done.stdout + done.stderr
+
+
+def ctest_name(mutation, tests):
+    word = mutation.test.split()[0].rstrip(",")
+    name = BY_FILE.get(word, word)
+    if mutation.file.startswith("hooks/engine/") and name.startswith("api_"):
+        name = word
+    return name if name in tests else None
+
+
+def try_one(tree, mutation, baseline):
+    """(result, what there is to say)"""
+    name = ctest_name(mutation, tree.tests)
+    if not name:
+        return "skipped", f"no test of this build: {mutation.test}"
+    if name not in baseline:
+        tree.make(name)
+        baseline[name] = tree.run(name)
+    if baseline[name][0]:
+        return "skipped", f"{name} fails without the mutation"
+    path = tree.source / mutation.file
+    original = path.read_text()
+    try:
+        mutated = mutation.apply(original)
+        if mutated == original:
+            return "stale", "the edit changes nothing"
+        path.write_text(mutated)
+        built, output = tree.make(name)
+        if not built:
+            error = re.search(r"error: .*", output)
+            return "broken", error[0] if error else output[-200:]
+        failed, output = tree.run(name)
+    except Stale as e:
+        return "stale", str(e)
+    except FileNotFoundError as e:
+        return "stale", str(e)
+    finally:
+        path.write_text(original)
+    if not failed:
+        return "survived", name
+    words = [w for w in re.findall(r"[A-Za-z0-9_]{8,}", mutation.test) if w != name]
+    elsewhere = words and not any(w in output for w in words)
+    return "killed", f"{name}, but not by {words[0]}" if elsewhere else name
+
+
+def check(mutations):
+    """Without a build: does every edit still apply?"""
+    for m in mutations:
+        if m.prose:
+            yield m, "prose", m.prose
+            continue
+        try:
+            text = (SOURCE / m.file).read_text()
+            yield (m, "applies", "") if m.apply(text) != text else (m, "stale", "changes nothing")
+        except (Stale, FileNotFoundError) as e:
+            yield m, "stale", str(e)
+
+
+def run_all(mutations, options):
+    root = Path(options.dir or tempfile.mkdtemp(prefix="moor-mutations-"))
+    tree, baseline = Tree(root, options.jobs), {}
+    (root / "source").mkdir(parents=True, exist_ok=True)
+    tree.sync()
+    tree.configure()
+    until = time.monotonic() + options.minutes * 60 if options.minutes else None
+    for m in mutations:
+        if m.prose:
+            yield m, "prose", m.prose
+        elif NEEDS_ENGINE.search(m.test) and not options.engines:
+            yield m, "skipped", "needs an engine"
+        elif until and time.monotonic() > until:
+            yield m, "skipped", "no time left"
+        else:
+            yield (m, *try_one(tree, m, baseline))
+    if not options.dir:
+        shutil.rmtree(root)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-k", metavar="REGEX", help="only lines that match")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--engines", action="store_true")
+    parser.add_argument("--dir", help="where copy and build are kept")
+    parser.add_argument("--list", default=SOURCE / "docs" / "mutations.md")
+    parser.add_argument("--minutes", type=float, help="starts no mutation after so many")
+    parser.add_argument("-j", dest="jobs", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    mutations = [m for m in read(options.list) if not options.k or re.search(options.k, f"{m.rule} | {m.file} | {m.test}")]
+    totals = Counter()
+    for m, result, text in check(mutations) if options.check else run_all(mutations, options):
+        totals[result] += 1
+        if result != "applies":
+            print(f"{result:9} {m.number:4}  {m.rule} | {m.file}: {text}", flush=True)
+    print(", ".join(f"{n} {result}" for result, n in sorted(totals.items())) or "no mutation matches")
+    return 1 if not totals or totals["survived"] or totals["stale"] or totals["broken"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
