@@ -217,7 +217,7 @@ static void S1_22_many_that_stay_do_not_slow_down_those_that_go(void **state)
     lab_defaults(&lab);
     lab.config.keep_s = 10;
     lab_open_with(&lab);
-    char id[16];
+    char id[512];
     for (int i = 0; i < 2 * MANY; i++) {
         uint32_t len = (uint32_t)snprintf(id, sizeof(id), "r%d", i);
         assert_status(moor_records_alias(lab.records, id, len, "all", 3, 0), MOOR_OK);
