@@ -185,7 +185,9 @@ size_t moor_arena_grow(moor_arena *arena, void *memory, size_t least, size_t mos
     if (moor_fault_hit())
         return 0;
     size_t before = moor_arena_usable(arena, memory);
-    size_t after = moor_je_xallocx(memory, least, most > least ? most - least : 0, flags_of(arena));
+    /* What it returns is not believed: jemalloc 5.3 says "as before" when it grew to `least` but could not to `most`. */
+    (void)moor_je_xallocx(memory, least, most > least ? most - least : 0, flags_of(arena));
+    size_t after = moor_arena_usable(arena, memory);
     atomic_fetch_add_explicit(&arena->live, after - before, memory_order_relaxed);
     return after >= least ? after : 0;
 }
@@ -193,7 +195,8 @@ size_t moor_arena_grow(moor_arena *arena, void *memory, size_t least, size_t mos
 size_t moor_arena_shrink(moor_arena *arena, void *memory, size_t size)
 {
     size_t before = moor_arena_usable(arena, memory);
-    size_t after = moor_je_xallocx(memory, size < LEAST_BYTES ? LEAST_BYTES : size, 0, flags_of(arena));
+    (void)moor_je_xallocx(memory, size < LEAST_BYTES ? LEAST_BYTES : size, 0, flags_of(arena));
+    size_t after = moor_arena_usable(arena, memory);
     atomic_fetch_sub_explicit(&arena->live, before - after, memory_order_relaxed);
     atomic_store_explicit(&arena->dirty, 1, memory_order_relaxed);
     return after;

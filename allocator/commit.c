@@ -10,31 +10,35 @@ typedef struct step_sums {
     uint64_t rows, dropped, rejected;
 } step_sums;
 
-/* Tells the KV index which rows lie in the KV blocks that the step wrote. */
+/* Tells the KV index which rows lie in the slots that the step wrote. What lay in a block before them is the index's own knowledge: the
+ * record's rows there may have been computed elsewhere (a cached prefix of newer weights, rows delivered from outside). */
 static void tell_kv(moor_records *records, const moor_step_entry *entry, uint64_t known_before)
 {
     moor_record_slot *record = entry->record;
     const moor_step *step = &records->step;
     uint32_t size = records->kv.block_size;
     uint64_t from = record->kv_done < entry->start ? record->kv_done : entry->start;
+    uint64_t reach = entry->start + entry->count < record->accepted ? entry->start + entry->count : record->accepted;
     for (uint32_t i = 0; i < entry->n_kv; i++) {
-        uint64_t begin = (entry->kv_first + i) * size, end = begin + size;
-        if (end > record->accepted)
-            end = record->accepted;
-        if (end <= begin || end <= from)
+        uint64_t begin = (entry->kv_first + i) * size, end = begin + size < reach ? begin + size : reach;
+        uint64_t first = from > begin ? from : begin;
+        if (end <= first)
             continue;
-        /* Rows that were computed again under other weights keep their first version, but the block holds the new one's KV. */
-        uint64_t again = entry->start > begin ? entry->start : begin;
-        uint32_t n = (uint32_t)(end - begin);
+        /* Rows that were computed again under other weights, or were delivered from outside before, keep their first version; but the block
+         * holds the KV of the new one. */
+        uint64_t again = entry->start > first ? entry->start : first;
+        uint32_t n = (uint32_t)(end - first);
         for (uint64_t row = again; row < end && row < known_before; row++) {
             const moor_piece *piece = &record->rows.piece[moor_rows_at(&record->rows, row)];
             if (piece->block &&
-                moor_block_epoch(piece->block, piece->first + (uint32_t)(row - piece->start)) != step->epoch) {
-                n = (uint32_t)(row - begin);
+                (piece->block->foreign ||
+                 moor_block_epoch(piece->block, piece->first + (uint32_t)(row - piece->start)) != step->epoch)) {
+                n = (uint32_t)(row - first);
                 break;
             }
         }
-        moor_kvindex_put(&records->kv, &records->blocks, step->kv[entry->kv + i], &record->rows, begin, n);
+        moor_kvindex_put(&records->kv, &records->blocks, step->kv[entry->kv + i], (uint32_t)(first - begin),
+                         &record->rows, first, n);
     }
     record->kv_done = record->accepted;
 }
@@ -203,6 +207,18 @@ moor_status moor_records_step_commit(moor_records *records, const uint32_t *acce
     return MOOR_OK;
 }
 
+/* The step may have written its KV slots: what they hold is unknown. */
+static void forget_kv(moor_records *records, const moor_step_entry *entry)
+{
+    uint32_t size = records->kv.block_size;
+    for (uint32_t i = 0; i < entry->n_kv; i++) {
+        uint64_t begin = (entry->kv_first + i) * size;
+        if (begin + size > entry->start && begin < entry->start + entry->count)
+            moor_kvindex_put(&records->kv, &records->blocks, records->step.kv[entry->kv + i],
+                             entry->start > begin ? (uint32_t)(entry->start - begin) : 0, NULL, 0, 0);
+    }
+}
+
 /* The step's tokens were perhaps computed, but nothing of it is recorded: rows that no later step delivers are missing, STEP_FAILED. */
 void moor_step_give_up(moor_records *records)
 {
@@ -213,6 +229,7 @@ void moor_step_give_up(moor_records *records)
         if (!record)
             continue;
         moor_plan_fail_rows(record, entry->start + entry->count - entry->spec, MOOR_REASON_STEP_FAILED);
+        forget_kv(records, entry);
         release_pieces(records, entry);
         end_entry(records, record);
     }

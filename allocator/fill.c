@@ -35,6 +35,7 @@ static moor_status make_room(moor_records *records, uint64_t n, intake *in)
             drop(records, in);
             return why ? why : moor_fail(MOOR_E_RANGE, "%llu rows in one fill", (unsigned long long)in->rows);
         }
+        block->foreign = 1;
         in->block[in->n++] = block;
         n -= rows;
     }
@@ -170,12 +171,13 @@ static moor_status fill_record(moor_records *records, moor_record_slot *record, 
     if (!status) {
         for (uint32_t i = 0; i < in.n; i++)
             moor_block_stamp(in.block[i], 0, epoch);
-        if (record->rows.end > record->accepted)
-            moor_record_cut(records, record, record->accepted);
+        moor_rows_cut(&record->rows, &records->blocks, record->accepted); /* speculative ones: nobody saw them */
         if (start > record->rows.end)
             moor_rows_append_missing(&record->rows, 1, MOOR_REASON_PREFIX_UNKNOWN);
         status = take_in(records, record, &in, start + skip, end);
         record->accepted = record->rows.end;
+        record->kv_done =
+            record->accepted; /* whatever the KV cache has of these rows, it is not known to be the same */
         record->dropped += history > start ? (end < history ? end : history) - start - holes : 0;
         moor_records_count(records, MOOR_C_ROWS, record->rows.end - history);
         if (record->expirable)
@@ -193,8 +195,9 @@ moor_status moor_records_fill(moor_records *records, const char *id, uint32_t id
         return status;
     moor_hash128 hash = moor_id_hash(id, id_len);
     moor_records_lock(records);
-    moor_record_slot *record = moor_record_by_core_id(records, hash);
-    if (!record || moor_slot_dead(record))
+    moor_record_slot *before = moor_record_by_core_id(records, hash), *record = before;
+    int fresh = !record || moor_slot_dead(record);
+    if (fresh)
         record = moor_record_new(records, hash, id, id_len);
     if (!record)
         status = MOOR_E_NOMEM;
@@ -202,6 +205,10 @@ moor_status moor_records_fill(moor_records *records, const char *id, uint32_t id
         status = moor_fail(MOOR_E_STATE, "request %s: fill while a step records it", record->id);
     else
         status = fill_record(records, record, start, ids, rows, epoch);
+    if (status && record && fresh && !record->rows.end)
+        moor_record_unmake(records, record);
+    else if (record && fresh)
+        moor_record_supersede(records, before);
     records->notify = 1;
     moor_records_unlock(records);
     return status;

@@ -92,28 +92,48 @@ uint32_t moor_kv_entry_at(const moor_kv_entry *entry, uint32_t i, uint32_t *part
     return 0;
 }
 
-void moor_kvindex_put(moor_kvindex *index, moor_blocks *blocks, int32_t id, const moor_rows *rows, uint64_t position,
-                      uint32_t n)
+/* The first `slots` slots of an entry; returns its parts. 0: it does not reach that far. */
+static int keep(const moor_kv_entry *entry, uint32_t slots, moor_kv_entry *out)
+{
+    int parts = 0;
+    for (; slots && parts < MOOR_KV_PARTS && entry->rows[parts]; parts++) {
+        out->block[parts] = entry->block[parts];
+        out->first[parts] = entry->first[parts];
+        out->rows[parts] = entry->rows[parts] < slots ? entry->rows[parts] : slots;
+        slots -= out->rows[parts];
+    }
+    return slots ? 0 : parts;
+}
+
+void moor_kvindex_put(moor_kvindex *index, moor_blocks *blocks, int32_t id, uint32_t slot, const moor_rows *rows,
+                      uint64_t position, uint32_t n)
 {
     if (!index->entry || (uint32_t)id >= index->blocks)
         return;
+    moor_kv_entry *entry = &index->entry[id];
     moor_kv_entry fresh;
     memset(&fresh, 0, sizeof(fresh));
-    int parts = 0;
-    uint32_t at = n ? moor_rows_at(rows, position) : rows->n;
-    for (; n && at < rows->n && parts < MOOR_KV_PARTS; at++, parts++) {
+    int parts = keep(entry, slot, &fresh);
+    if (slot && !parts)
+        return;
+    for (uint32_t at = n ? moor_rows_at(rows, position) : 0; n && at < rows->n; at++) {
         const moor_piece *piece = &rows->piece[at];
         if (!piece->block)
             break;
         uint64_t left = piece->start + piece->rows - position;
         uint32_t take = left < n ? (uint32_t)left : n;
-        fresh.block[parts] = piece->block;
-        fresh.first[parts] = piece->first + (uint32_t)(position - piece->start);
-        fresh.rows[parts] = take;
+        uint32_t first = piece->first + (uint32_t)(position - piece->start);
+        int goes_on =
+            parts && fresh.block[parts - 1] == piece->block && fresh.first[parts - 1] + fresh.rows[parts - 1] == first;
+        if (!goes_on && parts == MOOR_KV_PARTS)
+            break;
+        parts += !goes_on;
+        fresh.block[parts - 1] = piece->block;
+        fresh.first[parts - 1] = goes_on ? fresh.first[parts - 1] : first;
+        fresh.rows[parts - 1] += take;
         position += take;
         n -= take;
     }
-    moor_kv_entry *entry = &index->entry[id];
     for (int part = 0; part < parts; part++) {
         fresh.block[part]->index_refs++;
         moor_block_ref(fresh.block[part]);

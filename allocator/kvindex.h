@@ -36,9 +36,10 @@ int moor_kvindex_shed(moor_kvindex *index, moor_blocks *blocks);
 const moor_kv_entry *moor_kvindex_get(const moor_kvindex *index, int32_t id);
 /* Row i of the entry: the part's number and how many rows from i on it has; 0 when the entry does not reach i. */
 uint32_t moor_kv_entry_at(const moor_kv_entry *entry, uint32_t i, uint32_t *part, uint32_t *first);
-/* Makes the entry of `id` say: the block holds rows position…position+n-1 of `rows` (n ≤ block_size), as far as these are present from
- * `position` on without a gap. */
-void moor_kvindex_put(moor_kvindex *index, moor_blocks *blocks, int32_t id, const moor_rows *rows, uint64_t position,
-                      uint32_t n);
+/* Makes the entry of `id` say: from slot `slot` on, the block holds rows position…position+n-1 of `rows`, as far as these are present from
+ * `position` on without a gap. What it knows of the slots before stays; when these are unknown, so is what comes after them. n 0: the
+ * slots from `slot` on hold something unknown. */
+void moor_kvindex_put(moor_kvindex *index, moor_blocks *blocks, int32_t id, uint32_t slot, const moor_rows *rows,
+                      uint64_t position, uint32_t n);
 
 #endif

@@ -21,7 +21,7 @@ static void decide(moor_records *records, moor_record_slot *record, uint64_t sta
         /* Nobody saw these rows: their room in the tail can be used again. */
         if (last->block && last->block == record->tail && last->first + last->rows == record->tail_used)
             record->tail_used -= (uint32_t)(cut < last->rows ? cut : last->rows);
-        moor_record_cut(records, record, keep);
+        moor_rows_cut(&record->rows, &records->blocks, keep);
         moor_records_count(records, MOOR_C_ROWS_REJECTED, cut);
     }
     moor_records_count(records, MOOR_C_ROWS, keep - record->accepted);
@@ -191,6 +191,16 @@ static void plan_rows(moor_records *records, moor_step_entry *entry, const moor_
         moor_records_count(records, MOOR_C_ARENA_FULL, 1);
 }
 
+void moor_plan_forget_kv(moor_records *records, const moor_step_request *request)
+{
+    uint64_t at = request->start, end = request->start + request->count;
+    while (records->kv.entry && request->kv_blocks && at < end && at / records->kv.block_size < request->n_kv_blocks) {
+        moor_kvindex_put(&records->kv, &records->blocks, request->kv_blocks[at / records->kv.block_size],
+                         (uint32_t)(at % records->kv.block_size), NULL, 0, 0);
+        at = (at / records->kv.block_size + 1) * records->kv.block_size;
+    }
+}
+
 /* Copies the ids of the KV blocks that commit will want. */
 static void keep_kv(moor_records *records, moor_step_entry *entry, const moor_step_request *request)
 {
@@ -211,8 +221,10 @@ static void keep_kv(moor_records *records, moor_step_entry *entry, const moor_st
     if (step->cap_kv - step->n_kv < n) {
         uint32_t cap = step->n_kv + n > 2 * step->cap_kv ? step->n_kv + n : 2 * step->cap_kv;
         int32_t *kv = moor_heap_realloc(step->kv, cap * sizeof(*kv));
-        if (!kv)
-            return; /* these rows will not be found by a prefix hit, which is no error of theirs */
+        if (!kv) { /* these rows will not be found by a prefix hit, which is no error of theirs */
+            moor_plan_forget_kv(records, request);
+            return;
+        }
         step->kv = kv;
         step->cap_kv = cap;
     }
@@ -225,6 +237,8 @@ static void keep_kv(moor_records *records, moor_step_entry *entry, const moor_st
 
 void moor_plan_fail_rows(moor_record_slot *record, uint64_t until, uint32_t reason)
 {
+    if (record->gap_until <= record->rows.end) /* what was lost before is decided: its reasons are not this one's */
+        record->gap_reasons = 0;
     if (until > record->gap_until)
         record->gap_until = until;
     record->gap_reasons |= reason;
@@ -238,8 +252,8 @@ void moor_plan_request(moor_records *records, moor_step_entry *entry, const moor
     entry->spec = request->spec;
     record->last_step = records->step.number;
     decide(records, record, request->start);
-    /* One piece each for rows lost before, an unknown prefix, rows without room, and what the seal finds short. */
-    if (moor_rows_reserve(&record->rows, 4)) {
+    /* One piece each for rows lost before, an unknown prefix and rows without room, two for what the seal finds short. */
+    if (moor_rows_reserve(&record->rows, 5)) {
         moor_plan_fail_rows(record, request->start + request->count - request->spec, MOOR_REASON_ARENA_FULL);
         moor_records_count(records, MOOR_C_ARENA_FULL, 1);
         entry->record = NULL;

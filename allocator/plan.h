@@ -15,5 +15,7 @@ void moor_plan_request(moor_records *records, moor_step_entry *entry, const moor
                        moor_record_slot *record);
 /* Rows below `until` that no later step delivers are missing for this reason. */
 void moor_plan_fail_rows(moor_record_slot *record, uint64_t until, uint32_t reason);
+/* Nothing will be recorded for the tokens of this request in this step: KV slots that they go to hold something unknown. */
+void moor_plan_forget_kv(moor_records *records, const moor_step_request *request);
 
 #endif

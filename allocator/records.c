@@ -114,7 +114,6 @@ moor_record_slot *moor_record_new(moor_records *records, moor_hash128 hash, cons
     if (!record)
         return NULL;
     moor_record_blank(record);
-    record->created = ++records->created;
     record->hash = hash;
     record->id_len = id_len;
     record->id = moor_heap_alloc((size_t)id_len + 1);
@@ -127,10 +126,20 @@ moor_record_slot *moor_record_new(moor_records *records, moor_hash128 hash, cons
         return NULL;
     }
     memcpy(record->id, id, id_len);
+    record->created = ++records->created;
     records->live++;
     records->notify = 1;
     moor_records_count(records, MOOR_C_REQUESTS, 1);
     return record;
+}
+
+void moor_record_unmake(moor_records *records, moor_record_slot *record)
+{
+    records->created--;
+    if (records->config.counters)
+        atomic_fetch_sub_explicit(&records->config.counters[MOOR_C_REQUESTS], 1, memory_order_relaxed);
+    moor_slot_kill(record);
+    moor_record_reclaim(records, record);
 }
 
 moor_record_slot *moor_record_by_core_id(const moor_records *records, moor_hash128 hash)
@@ -174,7 +183,9 @@ moor_status moor_record_can_cut(moor_record_slot *record)
 
 void moor_record_cut(moor_records *records, moor_record_slot *record, uint64_t end)
 {
-    /* Oldest first: what an earlier reader saw is among the first pieces, and for these there is room. */
+    if (moor_slot_leases(record))
+        (void)moor_record_can_cut(record);
+    /* Without memory, oldest first: what an earlier reader saw is among the first pieces, and for these there is room. */
     for (uint32_t i = 0; i < record->rows.n && moor_slot_leases(record); i++) {
         const moor_piece *piece = &record->rows.piece[i];
         if (piece->block && piece->start + piece->rows > end && record->n_parked < record->cap_parked) {
@@ -224,11 +235,12 @@ static void settle_rows(moor_records *records, moor_record_slot *record, uint64_
         target = record->gap_until > record->accepted ? record->gap_until : record->accepted;
     if (record->rows.end > target)
         moor_record_cut(records, record, target);
-    if (record->rows.end < target) {
-        uint32_t gap = record->gap_until > record->rows.end ? record->gap_reasons : 0;
-        uint32_t shortage = flags & MOOR_SEAL_COMMITTED ? 0 : MOOR_REASON_SHORT;
-        moor_rows_append_missing(&record->rows, target - record->rows.end, gap | shortage);
-    }
+    uint32_t shortage = flags & MOOR_SEAL_COMMITTED ? 0 : MOOR_REASON_SHORT;
+    uint64_t lost = record->gap_until < target ? record->gap_until : target;
+    if (record->rows.end < lost)
+        moor_rows_append_missing(&record->rows, lost - record->rows.end, record->gap_reasons | shortage);
+    if (record->rows.end < target)
+        moor_rows_append_missing(&record->rows, target - record->rows.end, shortage);
     record->accepted = target;
 }
 
@@ -278,6 +290,19 @@ void moor_record_seal(moor_records *records, moor_record_slot *record, uint64_t 
     if (!moor_slot_dead(record))
         moor_record_touch(records, record, moor_now_ns());
     moor_record_try_reclaim(records, record);
+}
+
+void moor_record_supersede(moor_records *records, moor_record_slot *record)
+{
+    if (!record || record->sealed || record->seal_pending)
+        return;
+    if (!record->in_step) {
+        moor_record_seal(records, record, 0, MOOR_SEAL_COMMITTED);
+        return;
+    }
+    record->seal_pending = 1;
+    record->seal_rows = 0;
+    record->seal_flags = MOOR_SEAL_COMMITTED;
 }
 
 /* ---- the end ---- */

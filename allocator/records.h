@@ -60,6 +60,10 @@ void moor_records_count(moor_records *records, enum moor_counter counter,
 void moor_record_blank(moor_record_slot *record);
 /* A new record under the core id. NULL: no memory, error set. */
 moor_record_slot *moor_record_new(moor_records *records, moor_hash128 hash, const char *id, uint32_t id_len);
+/* Takes back a record that moor_record_new just made and that nobody has heard of. */
+void moor_record_unmake(moor_records *records, moor_record_slot *record);
+/* The id means another record from now on: one that was freed while its request ran gets no seal any more, and is over. NULL is allowed. */
+void moor_record_supersede(moor_records *records, moor_record_slot *record);
 /* Newest record whose core id has this hash, dead ones included; NULL: none. */
 moor_record_slot *moor_record_by_core_id(const moor_records *records, moor_hash128 hash);
 moor_status moor_record_add_alias(moor_records *records, moor_record_slot *record, moor_hash128 alias, uint32_t index);

@@ -129,12 +129,13 @@ moor_status moor_records_step_begin(moor_records *records, const moor_step_reque
             status = moor_fail(MOOR_E_INVALID, "step_begin: request %s is twice in one step", record->id);
             break;
         }
-        if (!record)
-            continue; /* no memory: its rows up to now are missing when its record comes to be */
-        if (record->sealed || moor_slot_dead(record))
+        /* No record, for want of memory: its rows up to now are missing when it comes to be. */
+        if (record && (record->sealed || moor_slot_dead(record)))
             moor_records_count(records, MOOR_C_ROWS_DROPPED, requests[i].count); /* it ran on after its end */
-        else
+        else if (record)
             moor_plan_request(records, entry, &requests[i], record);
+        if (!entry->record)
+            moor_plan_forget_kv(records, &requests[i]);
     }
     step->open = 1;
     if (status)

@@ -150,9 +150,12 @@ moor_status moor_records_alias(moor_records *records, const char *id, uint32_t i
     moor_hash128 hash = moor_id_hash(id, id_len);
     moor_status status = MOOR_OK;
     moor_records_lock(records);
-    moor_record_slot *record = moor_record_by_core_id(records, hash);
-    if (!record || moor_slot_dead(record))
+    moor_record_slot *before = moor_record_by_core_id(records, hash), *record = before;
+    int fresh = !record || moor_slot_dead(record);
+    if (fresh)
         record = moor_record_new(records, hash, id, id_len); /* told before its first step */
+    if (record && fresh)
+        moor_record_supersede(records, before);
     if (!record)
         status = MOOR_E_NOMEM;
     else

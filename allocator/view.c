@@ -223,9 +223,9 @@ static moor_status not_yet(const moor_record_slot *record, uint32_t flags, uint6
 {
     if (flags & MOOR_OPEN_PREFIX)
         return moor_fail(MOOR_E_TIMEOUT, "request %s: %llu rows so far, %llu wanted", record->id,
-                         (unsigned long long)record->rows.end, (unsigned long long)rows);
+                         (unsigned long long)record->accepted, (unsigned long long)rows);
     return moor_fail(MOOR_E_TIMEOUT, "request %s is not sealed yet: %llu rows so far", record->id,
-                     (unsigned long long)record->rows.end);
+                     (unsigned long long)record->accepted);
 }
 
 moor_status moor_records_open(moor_records *records, uint64_t client, const char *id, uint32_t id_len, uint32_t flags,
@@ -236,7 +236,7 @@ moor_status moor_records_open(moor_records *records, uint64_t client, const char
     moor_seal_drain(records, moor_now_ns());
     moor_status status = one_of(records, id, id_len, &found);
     if (!status) {
-        uint64_t end = found.record->rows.end;
+        uint64_t end = found.record->accepted; /* speculative rows may still be taken back: nobody sees them */
         int prefix = (flags & MOOR_OPEN_PREFIX) != 0;
         if (!found.record->sealed && (!prefix || end < rows))
             status = not_yet(found.record, flags, rows);

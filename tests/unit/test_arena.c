@@ -135,6 +135,38 @@ static void growing_is_in_place_or_not_at_all(void **state)
     moor_arena_destroy(arena);
 }
 
+/* jemalloc 5.3 grows to the least size when the largest does not fit, and says that it did nothing. */
+static void S2_7_live_bytes_follow_every_growth(void **state)
+{
+    (void)state;
+    moor_arena *arena;
+    void *memory[64] = {NULL};
+    uint64_t random = 88172645463325252u, live = 0;
+    int grown = 0;
+    assert_status(moor_arena_create(4 << 20, &arena), MOOR_OK);
+    for (int i = 0; i < 20000; i++) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        void **at = &memory[random >> 20 & 63];
+        size_t n = 1 + (random >> 30) % 120000, before = *at ? moor_arena_usable(arena, *at) : 0;
+        if (!before) {
+            *at = moor_arena_alloc(arena, n);
+        } else if (random >> 50 & 1) {
+            size_t after = moor_arena_grow(arena, *at, before + 1, before + n);
+            assert_int_equal(after ? after : before, moor_arena_usable(arena, *at)); /* 0: unchanged */
+            grown += after != 0;
+        } else {
+            moor_arena_free(arena, *at);
+            *at = NULL;
+        }
+        live += (*at ? moor_arena_usable(arena, *at) : 0) - before;
+        assert_int_equal(atomic_load(&arena->live), live);
+    }
+    assert_true(grown > 100);
+    moor_arena_destroy(arena);
+}
+
 static void a_forked_child_neither_sees_nor_harms_the_arena(void **state)
 {
     (void)state;
@@ -182,6 +214,7 @@ int main(void)
         cmocka_unit_test(free_ranges_are_joined_before_the_arena_is_full),
         cmocka_unit_test(purging_gives_pages_back_to_the_kernel),
         cmocka_unit_test(growing_is_in_place_or_not_at_all),
+        cmocka_unit_test(S2_7_live_bytes_follow_every_growth),
         cmocka_unit_test(a_forked_child_neither_sees_nor_harms_the_arena),
         cmocka_unit_test(nothing_is_refused_without_a_reason),
     };

@@ -212,9 +212,52 @@ static void S1_10_rows_cut_and_recorded_again_do_not_overwrite_a_prefix_that_oth
     lab_close(&lab);
 }
 
+static void S1_8_a_refused_fill_leaves_no_record_behind(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    moor_ids ids = {.data = lab.source, .dtype = MOOR_DTYPE_I32, .tokens = 3 * LAB_LAYERS, .top_k = LAB_K};
+    assert_status(moor_records_fill(lab.records, "a", 1, 5, &ids, 3, 1), MOOR_E_RANGE);
+    assert_int_equal(lab_stats(&lab).records, 0);
+    assert_int_equal(lab_count(&lab, MOOR_C_REQUESTS), 0);
+    lab.source[7] = LAB_EXPERTS;
+    assert_status(moor_records_fill(lab.records, "a", 1, 0, &ids, 3, 1), MOOR_E_RANGE);
+    assert_int_equal(lab_stats(&lab).records, 0);
+    assert_int_equal(lab_stats(&lab).live_bytes, 0);
+    lab_close(&lab);
+}
+
+/* S1.15: what was delivered from outside is not what the KV cache of this worker holds. */
+static void S1_15_filled_rows_are_not_given_to_prefix_hits(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    const int32_t kv[] = {20, 21, 22, 23};
+    moor_ids ids = {.data = lab.source, .dtype = MOOR_DTYPE_I32, .tokens = 8 * LAB_LAYERS, .top_k = LAB_K};
+    memset(lab.source, 0, 8 * LAB_LAYERS * LAB_K * sizeof(*lab.source));
+    assert_status(moor_records_fill(lab.records, "a", 1, 0, &ids, 8, 1), MOOR_OK);
+    /* The engine brings KV for the first 4 tokens from elsewhere, and computes the others itself. */
+    lab_request a = {.id = "a", .start = 4, .count = 6, .kv = kv, .n_kv = 3};
+    lab_step(&lab, &a, 1);
+    lab_request b = {.id = "b", .start = 10, .count = 1, .kv = kv, .n_kv = 3};
+    lab_step(&lab, &b, 1);
+    assert_status(lab_seal(&lab, "b", 11), MOOR_OK);
+    moor_view *view = lab_view(&lab, "b");
+    lab_assert_missing(view, 0, 8, MOOR_REASON_PREFIX_UNKNOWN);
+    lab_assert_rows(&lab, view, "a", 8, 10, 1);
+    assert_int_equal(view->missing_rows, 8);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(S1_8_a_refused_fill_leaves_no_record_behind),
+        cmocka_unit_test(S1_15_filled_rows_are_not_given_to_prefix_hits),
         cmocka_unit_test(S1_8_three_resumptions_give_each_row_once),
         cmocka_unit_test(S1_8_short_by_one_is_fine_by_two_is_an_error_with_both_numbers),
         cmocka_unit_test(S1_19_a_fill_supplies_the_prefix_that_another_server_computed),

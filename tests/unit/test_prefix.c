@@ -390,9 +390,82 @@ static void KV_index_refuses_what_it_cannot_hold(void **state)
     lab_close(&lab);
 }
 
+/* A preempted request comes back onto blocks that another one filled with newer weights, and computes only the last token of the prompt
+ * again, in the last of these blocks: its own old rows are not what the block holds. */
+static void S1_15_a_shared_block_keeps_the_rows_that_it_holds(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    const int32_t old[] = {30, 31}, shared[] = {20, 21, 22};
+    lab_request a = prompt_of("a", 0, 8, old, 2);
+    lab_step(&lab, &a, 1);
+    lab.epoch = 2;
+    lab_request x = prompt_of("x", 0, 8, shared, 2);
+    lab_step(&lab, &x, 1);
+    a = prompt_of("a", 7, 1, shared, 2);
+    lab_step(&lab, &a, 1);
+    lab_request b = prompt_of("b", 8, 1, shared, 3);
+    lab_step(&lab, &b, 1);
+    assert_status(lab_seal(&lab, "b", 9), MOOR_OK);
+    moor_view *view = lab_view(&lab, "b");
+    lab_assert_rows(&lab, view, "x", 0, 7, 2);
+    lab_assert_missing(view, 7, 8, MOOR_REASON_PREFIX_UNKNOWN);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_15_slots_that_a_failed_step_may_have_written_are_unknown(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_request a = prompt_of("a", 0, 8, eight, 2);
+    lab_step(&lab, &a, 1);
+    lab.epoch = 2;
+    lab_request again = prompt_of("c", 7, 1, eight, 2); /* the last token of the shared prompt */
+    assert_status(lab_begin(&lab, &again, 1), MOOR_OK);
+    assert_status(moor_records_step_abandon(lab.records), MOOR_OK);
+    lab_request b = prompt_of("b", 8, 1, eight, 3);
+    lab_step(&lab, &b, 1);
+    assert_status(lab_seal(&lab, "b", 9), MOOR_OK);
+    moor_view *view = lab_view(&lab, "b");
+    lab_assert_rows(&lab, view, "a", 0, 7, 1);
+    lab_assert_missing(view, 7, 8, MOOR_REASON_PREFIX_UNKNOWN);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S1_15_slots_behind_the_step_are_not_told(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    const int32_t fresh[] = {40, 41, 42};
+    lab_request a = prompt_of("a", 0, 8, eight, 2);
+    lab_step(&lab, &a, 1);
+    /* Preempted; a first chunk of 6 tokens is computed again: slots 6 and 7 of the new blocks hold nothing yet. */
+    a = prompt_of("a", 0, 6, fresh, 2);
+    lab_step(&lab, &a, 1);
+    lab_request b = prompt_of("b", 8, 1, fresh, 3);
+    lab_step(&lab, &b, 1);
+    assert_status(lab_seal(&lab, "b", 9), MOOR_OK);
+    moor_view *view = lab_view(&lab, "b");
+    lab_assert_rows(&lab, view, "a", 0, 6, 1);
+    lab_assert_missing(view, 6, 8, MOOR_REASON_PREFIX_UNKNOWN);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(S1_15_a_shared_block_keeps_the_rows_that_it_holds),
+        cmocka_unit_test(S1_15_slots_that_a_failed_step_may_have_written_are_unknown),
+        cmocka_unit_test(S1_15_slots_behind_the_step_are_not_told),
         cmocka_unit_test(S1_15_a_prefix_hit_gets_the_rows_of_its_blocks_without_a_copy),
         cmocka_unit_test(S1_15_rows_of_a_prefix_outlive_the_record_that_made_them),
         cmocka_unit_test(S1_15_a_block_that_was_handed_out_again_has_no_rows),

@@ -697,9 +697,36 @@ static void a_prefill_larger_than_a_block_is_whole(void **state)
     lab_close(&lab);
 }
 
+/* S1.4: each missing range with its own reason. */
+static void S1_4_reasons_are_those_of_their_rows(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    lab_one(&lab, "a", 0, 4);
+    lab_request step = {.id = "a", .start = 4, .count = 2};
+    assert_status(lab_begin(&lab, &step, 1), MOOR_OK);
+    assert_status(moor_records_step_abandon(lab.records), MOOR_OK);
+    lab_one(&lab, "a", 6, 2); /* 4 and 5 are lost */
+    step = (lab_request){.id = "a", .start = 8, .count = 2};
+    assert_status(lab_begin(&lab, &step, 1), MOOR_OK);
+    assert_status(moor_records_step_abandon(lab.records), MOOR_OK);
+    assert_status(lab_seal(&lab, "a", 13), MOOR_OK); /* 8 and 9 were lost, 10 to 12 never came */
+    moor_view *view = lab_view(&lab, "a");
+    lab_assert_missing(view, 4, 6, MOOR_REASON_STEP_FAILED);
+    lab_assert_rows(&lab, view, "a", 6, 8, 1);
+    lab_assert_missing(view, 8, 10, MOOR_REASON_STEP_FAILED | MOOR_REASON_SHORT);
+    lab_assert_missing(view, 10, 13, MOOR_REASON_SHORT);
+    assert_int_equal(view->missing_rows, 7);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(S1_4_reasons_are_those_of_their_rows),
         cmocka_unit_test(S1_1_rows_are_the_tokens_that_went_through_the_model),
         cmocka_unit_test(S1_1_surplus_of_an_abort_is_dropped_and_committed_rows_kept),
         cmocka_unit_test(S1_2_an_id_beyond_the_experts_names_request_token_layer_and_id),
