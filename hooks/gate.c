@@ -415,8 +415,11 @@ moor_status moor_gate_read(const moor_member *member, moor_gate_status *out)
     full.poisoned = (word & POISONED) != 0;
     full.epoch = atomic_load(&gate->epoch);
     full.in_flight = moor_ticket_count(state);
-    for (uint32_t slot = 0; slot < MOOR_MAX_PROCESSES; slot++)
-        full.waiting += atomic_load(&state->processes[slot].waiting);
+    for (uint32_t slot = 0; slot < MOOR_MAX_PROCESSES; slot++) {
+        uint64_t waiting = atomic_load(&state->processes[slot].waiting);
+        if (waiting && moor_member_alive(member, slot)) /* the dead do not wait, but left their number */
+            full.waiting += waiting;
+    }
     full.sealed_for_ns = full.state == MOOR_GATE_OPEN ? 0 : since(atomic_load(&gate->sealed_at_ns), moor_now_ns());
     full.seals = atomic_load(&gate->seals);
     full.installs = atomic_load(&gate->installs);

@@ -13,11 +13,23 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Writes at most words * 8 - 1 bytes of text and the terminator; words behind it keep what they held. */
+/* len without the bytes of an unfinished last UTF-8 character: who cuts a text must leave one that Python and JSON still take. */
+static inline size_t moor_text_whole(const char *text, size_t len)
+{
+    size_t back = 0;
+    while (back < 3 && back < len && ((unsigned char)text[len - 1 - back] & 0xC0) == 0x80)
+        back++;
+    unsigned char lead = back < len ? (unsigned char)text[len - 1 - back] : 0;
+    size_t follow = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : lead >= 0xC0 ? 1 : 0;
+    return follow > back ? len - 1 - back : len;
+}
+
+/* Writes at most words * 8 - 1 bytes of text, cut between characters, and the terminator; words behind it keep what they held. */
 static inline void moor_text_put(_Atomic uint64_t *to, size_t words, const char *text, size_t len)
 {
     if (len > words * 8 - 1)
         len = words * 8 - 1;
+    len = moor_text_whole(text, len);
     for (size_t i = 0;; i++) {
         uint64_t word = 0;
         size_t left = len - i * 8;

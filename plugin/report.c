@@ -38,13 +38,18 @@ static json_t *counters(const moor_state *state)
     return out;
 }
 
-static json_t *gate(moor_state *state)
+static int alive_at(void *user, uint32_t slot)
+{
+    return ((const uint8_t *)user)[slot];
+}
+
+static json_t *gate(moor_state *state, const uint8_t *alive)
 {
     static const char *const states[] = {
         [MOOR_GATE_OPEN] = "open", [MOOR_GATE_SEALED] = "sealed", [MOOR_GATE_DRAINED] = "drained"};
     json_t *out = json_object();
     moor_gate_status status = MOOR_GATE_STATUS_INIT;
-    moor_member member = {.state = state, .slot = MOOR_NO_SLOT, .gate_mode = MOOR_MODE_ENFORCE};
+    moor_member member = {state, MOOR_NO_SLOT, MOOR_MODE_ENFORCE, alive_at, (void *)(uintptr_t)alive};
     if (moor_gate_read(&member, &status))
         return out;
     put_text(out, "state", status.state < 3 ? states[status.state] : "?");
@@ -183,7 +188,7 @@ json_t *moor_report(const moor_located *where, moor_state *state, const uint8_t 
     put_text(out, "dir", where->dir);
     put_s(out, "up_s", now_ns > state->created_ns ? now_ns - state->created_ns : 0);
     json_object_set_new(out, "counters", counters(state));
-    json_object_set_new(out, "gate", gate(state));
+    json_object_set_new(out, "gate", gate(state, alive));
     json_object_set_new(out, "weights", weights(state));
     json_object_set_new(out, "barriers", barriers(state));
     json_object_set_new(out, "cleanup", cleanup(state));

@@ -127,8 +127,9 @@ int moor_runtime_join(const char *engine, uint32_t roles, uint32_t rank, uint32_
     }
     rt->process = process;
     rt->config = (moor_config_values)MOOR_CONFIG_VALUES_INIT;
-    rt->api->config_values(config, &rt->config);
-    rt->api->config_free(config); /* the process holds its own reference */
+    rt->api->config_free(config);
+    /* What the process was joined with: a later join point may see another section, or none, and must not act by it. */
+    rt->api->config_values(rt->api->process_config(process), &rt->config);
     moor_jp_set_strict(rt->config.on_error == MOOR_ON_ERROR_STRICT);
     moor_runtime_log(3, "process %d joins instance %s in roles %#x, rank %u of %u", (int)getpid(),
                      rt->api->process_instance(process), roles, rank, world);

@@ -4,6 +4,8 @@
 
 #include "errors.h"
 
+#include <string.h>
+
 typedef struct gate {
     PyObject_HEAD
     moor_py_store *store;
@@ -20,13 +22,16 @@ static void gate_dealloc(PyObject *self)
 static PyObject *status_dict(const moor_gate_status *s)
 {
     static const char *const states[] = {"open", "sealed", "drained"};
-    return Py_BuildValue("{s:s,s:O,s:s,s:K,s:s,s:K,s:K,s:d,s:K,s:K,s:K,s:K}", "state",
-                         s->state < 3 ? states[s->state] : "unknown", "poisoned", s->poisoned ? Py_True : Py_False,
-                         "poison_reason", s->poison_reason, "epoch", (unsigned long long)s->epoch, "label", s->label,
-                         "in_flight", (unsigned long long)s->in_flight, "waiting", (unsigned long long)s->waiting,
-                         "sealed_for", (double)s->sealed_for_ns * 1e-9, "seals", (unsigned long long)s->seals,
-                         "installs", (unsigned long long)s->installs, "reopens", (unsigned long long)s->reopens,
-                         "would_wait", (unsigned long long)s->would_wait);
+    /* "N" takes the strings; NULL makes the whole NULL with the error that is set. Labels and reasons are any bytes. */
+    return Py_BuildValue(
+        "{s:s,s:O,s:N,s:K,s:N,s:K,s:K,s:d,s:K,s:K,s:K,s:K}", "state", s->state < 3 ? states[s->state] : "unknown",
+        "poisoned", s->poisoned ? Py_True : Py_False, "poison_reason",
+        PyUnicode_DecodeUTF8(s->poison_reason, (Py_ssize_t)strlen(s->poison_reason), "replace"), "epoch",
+        (unsigned long long)s->epoch, "label", PyUnicode_DecodeUTF8(s->label, (Py_ssize_t)strlen(s->label), "replace"),
+        "in_flight", (unsigned long long)s->in_flight, "waiting", (unsigned long long)s->waiting, "sealed_for",
+        (double)s->sealed_for_ns * 1e-9, "seals", (unsigned long long)s->seals, "installs",
+        (unsigned long long)s->installs, "reopens", (unsigned long long)s->reopens, "would_wait",
+        (unsigned long long)s->would_wait);
 }
 
 /* One verb of the gate. The wait is one call: cutting it would count several drains. */

@@ -91,7 +91,8 @@ static int set_versions(moor_py_record *r, const moor_record_info *info)
     for (uint32_t i = 0; r->versions && r->labels && i < info->n_versions; i++) {
         const moor_version_run *run = &info->versions[i];
         PyObject *pair = Py_BuildValue("(KK)", (unsigned long long)run->start, (unsigned long long)run->epoch);
-        PyObject *label = PyUnicode_FromString(run->label ? run->label : "");
+        const char *text = run->label ? run->label : ""; /* any bytes: a C host's are not UTF-8 by themselves */
+        PyObject *label = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
         int bad = !pair || !label || PyList_Append(r->versions, pair) < 0 || PyList_Append(r->labels, label) < 0;
         Py_XDECREF(pair);
         Py_XDECREF(label);

@@ -118,9 +118,9 @@ static PyObject *full_ids(const opening *asked)
     status = try_open_all(&o, 0);
     Py_END_ALLOW_THREADS
     PyObject *list = PyList_New(0);
-    if (status || !list)
+    if (status)
         return list;
-    for (uint32_t i = 0; i < o.n; i++) {
+    for (uint32_t i = 0; i < o.n; i++) { /* released also when there is no list */
         moor_record_info info = MOOR_RECORD_INFO_INIT;
         if (list && moor_py_api()->record_info(o.records[i], &info) == MOOR_OK) {
             PyObject *id = PyUnicode_DecodeUTF8(info.request_id, (Py_ssize_t)strlen(info.request_id), "replace");

@@ -220,6 +220,7 @@ static void S4_4_a_killed_waiter_does_not_poison(void **state)
         support_sleep_ms(1);
     kill(child, SIGKILL);
     assert_int_equal(support_wait(child), 128 + SIGKILL);
+    assert_int_equal(status_now().waiting, 0);
     assert_ok(moor_gate_drain(process, 1));
     assert_int_equal(status_now().poisoned, 0);
     assert_ok(moor_gate_reopen(process, 1));

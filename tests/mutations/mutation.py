@@ -91,14 +91,14 @@ def _first_edit(text):
     quoted = re.match(r"`([^`]+)` → (?:`([^`]*)`|(\((?:deleted|nothing)\)))", text)
     if quoted:
         return _literal(quoted[1], quoted[2] if quoted[2] is not None else quoted[3]), text[quoted.end() :]
-    plain = re.match(r"([^`→]+?) → ([^→]+)$", text)
+    plain = re.match(r"([^`→]+?) → ([^→]+?);?( in \w+(?:\(\))?)?$", text)
     if plain:
-        return _literal(plain[1], plain[2].strip()), ""
+        return _literal(plain[1], plain[2].strip()), plain[3] or ""
     return None, text
 
 
 def _literal(old, new):
-    return Edit(old.replace(r"\|", "|"), "" if new in ("(deleted)", "(nothing)") else new)
+    return Edit(old.replace(r"\|", "|"), "" if new in ("(deleted)", "(nothing)") else new.replace(r"\|", "|"))
 
 
 def _loose(old):

@@ -553,6 +553,29 @@ static void S4_5_install_only_when_drained_or_kept(void **state)
     assert_int_equal(receipt.epoch_end, 2);
 }
 
+/* What is cut must still be text for who reads it: 63 bytes would end inside a character. */
+static void texts_are_cut_between_characters(void **state)
+{
+    (void)state;
+    char label[MOOR_LABEL_BYTES], text[256] = "";
+    static const char *const kinds[] = {"\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x98\x80"};
+    for (int i = 0; i < 3; i++) {
+        size_t n = strlen(kinds[i]);
+        for (size_t used = 0; used + n < sizeof(text); used += n)
+            memcpy(text + used, kinds[i], n + 1);
+        assert_ok(moor_weights_label(process, text));
+        moor_weights_label_of(process->state, moor_weights_epoch(process), label, sizeof(label));
+        assert_int_equal(strlen(label), 63 / n * n);
+        assert_memory_equal(label, text, strlen(label));
+    }
+    assert_ok(moor_weights_label(process, "whole: \xC3\xA9"));
+    moor_weights_label_of(process->state, moor_weights_epoch(process), label, sizeof(label));
+    assert_string_equal(label, "whole: \xC3\xA9");
+    assert_ok(moor_weights_label(process, "not UTF-8: \x80\x80\x80\x80"));
+    moor_weights_label_of(process->state, moor_weights_epoch(process), label, sizeof(label));
+    assert_string_equal(label, "not UTF-8: \x80\x80\x80\x80");
+}
+
 static void S4_5_the_epoch_only_moves_forward_and_labels_repeat(void **state)
 {
     (void)state;
@@ -768,6 +791,7 @@ int main(void)
         ENFORCED(S4_4_unknown_outcome_poisons_until_acknowledged),
         ENFORCED(S4_4_poison_wakes_a_drain),
         ENFORCED(S4_5_install_only_when_drained_or_kept),
+        ENFORCED(texts_are_cut_between_characters),
         ENFORCED(S4_5_the_epoch_only_moves_forward_and_labels_repeat),
         ENFORCED(S4_9_reopen_waits_for_the_update_session),
         ENFORCED(S4_10_no_ops_say_so),

@@ -387,6 +387,13 @@ class GateHoldBarrier(ApiTest):
         self.assertEqual(gate.reopen(5)["state"], "open")
         self.assertEqual(gate.reopen(5)["state"], "open")  # S4.10: says so, does no harm
 
+    def test_a_long_label_of_many_bytes_is_cut_and_read(self):
+        gate = self.store.gate
+        gate.seal()
+        gate.drain(5)
+        self.assertEqual(gate.install("\u20ac" * 30)["label"], "\u20ac" * 21)
+        gate.reopen(5)
+
     def test_hold_ends_with_block_object_and_process(self):
         with self.store.hold("cpu:0", "trainer", 1 << 30) as hold:
             self.assertIn("trainer", repr(hold))
