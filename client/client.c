@@ -15,8 +15,9 @@
 #include "wire.h"
 
 enum {
-    LOOK_MS = 20,   /* how often attach looks again */
-    ASK_MIN_MS = 1, /* how often several stores are asked again: from … to */
+    SETTLED_MS = 100, /* coarser than any clock that files are stamped by */
+    LOOK_MS = 20,     /* how often attach looks again */
+    ASK_MIN_MS = 1,   /* how often several stores are asked again: from … to */
     ASK_MAX_MS = 10,
     SLICE_S = 1, /* an open waits at a store at most this long before new stores are looked for */
     ANSWER_S = 5 /* a store that does not answer for so long after it should is given up */
@@ -101,6 +102,16 @@ static int unchanged(moor_client *client, const struct timespec *mtime)
     return same;
 }
 
+/* What the directory's time says about its content: its clock ticks in steps, so that a store that appears in the same one as our
+ * last look leaves it as it was. Until it is a while past, the directory is read each time. */
+static struct timespec settled(const struct timespec *mtime)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    double age_s = (double)(now.tv_sec - mtime->tv_sec) + (double)(now.tv_nsec - mtime->tv_nsec) * 1e-9;
+    return age_s * 1000 > SETTLED_MS ? *mtime : (struct timespec){0};
+}
+
 /* Connects to stores that appeared. Cheap when nothing changed: one fstat. MOOR_E_CLOSED: the instance is gone. */
 static moor_status refresh(moor_client *client)
 {
@@ -111,6 +122,7 @@ static moor_status refresh(moor_client *client)
     int there = fstat(client->dir_fd, &st) == 0 && st.st_nlink > 0;
     if (there && unchanged(client, &st.st_mtim))
         return MOOR_OK;
+    struct timespec settled_at = settled(&st.st_mtim); /* before the directory is read */
     if (!there || !moor_locks_server_alive(client->dir_fd))
         return moor_fail(MOOR_E_CLOSED, "the server of instance \"%s\" in %s is gone", client->where.name,
                          client->where.dir);
@@ -135,7 +147,7 @@ static moor_status refresh(moor_client *client)
     }
     closedir(dir);
     pthread_mutex_lock(&client->mutex);
-    client->seen = status || !all_known ? (struct timespec){0} : st.st_mtim;
+    client->seen = status || !all_known ? (struct timespec){0} : settled_at;
     pthread_mutex_unlock(&client->mutex);
     return status;
 }

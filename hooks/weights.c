@@ -127,15 +127,14 @@ static void went_wrong(const moor_member *member, const char *why)
 /* Takes the slot out of the session; 1 when it was in. */
 static int leave_session(moor_state *state, uint32_t slot)
 {
-    moor_state_weights *weights = &state->weights;
-    atomic_store(&weights->depth[slot], 0);
-    atomic_store(&weights->kinds[slot], 0);
-    return (atomic_fetch_and(&weights->open[SLOT_WORD(slot)], ~SLOT_BIT(slot)) & SLOT_BIT(slot)) != 0;
+    return (atomic_fetch_and(&state->weights.open[SLOT_WORD(slot)], ~SLOT_BIT(slot)) & SLOT_BIT(slot)) != 0;
 }
 
 void moor_weights_slot_ended(const moor_member *member, uint32_t slot)
 {
     char why[96];
+    atomic_store(&member->state->weights.depth[slot], 0);
+    atomic_store(&member->state->weights.kinds[slot], 0);
     if (!leave_session(member->state, slot))
         return;
     snprintf(why, sizeof(why), "process %u ended inside it", member->state->processes[slot].pid);
@@ -224,6 +223,10 @@ moor_status moor_weights_end(moor_process *process, int ok, const char *why)
         made_good(state, kinds);
     }
     leave_session(state, process->slot);
+    if (atomic_load(&weights->depth[process->slot])) /* another thread began meanwhile, and found itself in */
+        atomic_fetch_or(&weights->open[SLOT_WORD(process->slot)], SLOT_BIT(process->slot));
+    else
+        atomic_fetch_and(&weights->kinds[process->slot], ~kinds);
     return MOOR_OK;
 }
 

@@ -306,6 +306,31 @@ static void stores_of_replicas_are_asked_all(void **state)
     actor_say(&consumer, "ok at-zero", "open at-zero 1");
 }
 
+/* A directory's time ticks in steps: two stores may appear in one, with the consumer's look between them. */
+static void a_store_that_appears_in_the_same_tick_is_found(void **state)
+{
+    (void)state;
+    actor zero, one, consumer;
+    char path[128];
+    struct timespec tick[2];
+    snprintf(path, sizeof(path), "%s/default", actors_dir);
+    start_server(&zero);
+    record(&zero, "at-zero", 4);
+    clock_gettime(CLOCK_REALTIME, &tick[0]);
+    tick[0].tv_sec += 3600; /* "now", however long the rest takes */
+    tick[1] = tick[0];
+    assert_int_equal(utimensat(AT_FDCWD, path, tick, 0), 0);
+    start_consumer(&consumer);
+    actor_say(&consumer, "ok at-zero", "open at-zero 1");
+    actor_start(&one, "MOOR_INSTANCE=default", NULL);
+    actor_say(&one, "ok default ", "join {}");
+    actor_say(&one, "ok", "store 1");
+    assert_int_equal(utimensat(AT_FDCWD, path, tick, 0), 0);
+    actor_say(&one, "ok", "step at-one 0 6");
+    actor_say(&one, "ok", "seal at-one 6 1");
+    actor_say(&consumer, "ok at-one rows=6", "open at-one 1");
+}
+
 static void a_stopped_server_is_given_up_in_time(void **state)
 {
     (void)state;
@@ -433,6 +458,7 @@ int main(void)
         TEST(records_outlive_detach_and_server),
         TEST(a_replaced_worker_is_found_again),
         TEST(stores_of_replicas_are_asked_all),
+        TEST(a_store_that_appears_in_the_same_tick_is_found),
         TEST(a_stopped_server_is_given_up_in_time),
         TEST(attach_lists_what_it_found),
         TEST(attach_waits_for_a_server),

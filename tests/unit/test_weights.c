@@ -12,6 +12,7 @@
 #include "hooks/gate.h"
 #include "hooks/weights.h"
 #include "support/member.h"
+#include "support/stepper.h"
 
 static moor_process *process;
 
@@ -252,6 +253,38 @@ static void S6_windows_nest_and_phases_count(void **state)
     assert_int_equal(moor_cleanup_count(process, 0, MOOR_CLEAN_KINDS, 0), MOOR_E_INVALID);
 }
 
+/* Another thread begins an update between two instructions of the end of ours: it is inside, whatever ours does next. */
+static int begin_when_ended(void *user)
+{
+    moor_state_weights *weights = user;
+    if (atomic_load(&weights->depth[process->slot]))
+        return 0;
+    atomic_fetch_or(&weights->kinds[process->slot], 1u << MOOR_WEIGHTS_RPC);
+    atomic_fetch_add(&weights->depth[process->slot], 1);
+    atomic_fetch_or(&weights->open[process->slot / 64], (uint64_t)1 << process->slot % 64);
+    return 1;
+}
+
+static void end_here(void *unused)
+{
+    (void)unused;
+    (void)moor_weights_end(process, 1, NULL);
+}
+
+static void sessions_of_two_threads_do_not_end_each_other(void **state)
+{
+    (void)state;
+    if (!stepper_works())
+        skip();
+    assert_ok(moor_weights_begin(process, MOOR_WEIGHTS_UPDATE));
+    stepper_run(end_here, NULL, begin_when_ended, &process->state->weights);
+    assert_int_equal(moor_weights_sessions(process->state, NULL, 0), 1);
+    assert_int_equal(process->state->weights.depth[process->slot], 1);
+    assert_ok(moor_weights_end(process, 1, NULL));
+    assert_int_equal(moor_weights_sessions(process->state, NULL, 0), 0);
+    assert_int_equal(process->state->weights.kinds[process->slot], 0);
+}
+
 int main(void)
 {
 #define ENFORCED(f) cmocka_unit_test_setup_teardown(f, start_enforce, stop)
@@ -263,6 +296,7 @@ int main(void)
         OBSERVED(S4_7_a_session_that_was_not_seen_inside_moves_the_epoch),
         OBSERVED(S4_7_rows_amid_an_update_have_an_epoch_of_their_own),
         OBSERVED(labels_name_the_current_epoch),
+        OBSERVED(sessions_of_two_threads_do_not_end_each_other),
         OBSERVED(S4_8_observe_does_not_poison),
         OBSERVED(S4_10_end_without_begin_is_a_no_op_that_says_so),
         OBSERVED(S6_windows_nest_and_phases_count),
