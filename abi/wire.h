@@ -40,8 +40,9 @@ enum {
     MOOR_WIRE_SESSION_EXPORT =
         15, /* → moor_wire_trace, trace_segments, trace_parts, tokens, zeros up to a multiple of 8,
                                          then moor_wire_views with a view per part */
-    MOOR_WIRE_SESSION_RELEASE = 16, /* → empty */
-    MOOR_WIRE_SESSION_ROLLBACK = 17 /* start = the fewest tokens that may be left → moor_wire_rollback */
+    MOOR_WIRE_SESSION_RELEASE = 16,  /* → empty */
+    MOOR_WIRE_SESSION_ROLLBACK = 17, /* start = the fewest tokens that may be left → moor_wire_rollback */
+    MOOR_WIRE_SAVE = 18 /* moor_wire_open (timeout_ns), directory → empty, once the snapshot is on the disk */
 };
 /* Header flags. MORE, in requests about sessions only: the payload goes on in the next message, of the same type and tag; no other
  * message comes between. Such a request has at most MOOR_WIRE_REQUEST_LIMIT bytes. */

@@ -38,6 +38,23 @@ void moor_weights_label_of(moor_state *state, uint64_t epoch, char *out, size_t 
         out[0] = 0;
 }
 
+void moor_weights_restore_label(moor_state *state, uint64_t epoch, const char *label)
+{
+    if (atomic_load(&state->gate.labels[epoch % MOOR_EPOCH_LABELS].epoch) <= epoch)
+        moor_weights_set_label(state, epoch, label);
+}
+
+void moor_weights_restore(moor_state *state, uint64_t epoch, const char *label)
+{
+    uint64_t now = atomic_load(&state->gate.epoch);
+    do {
+        if (now > epoch || epoch == UINT64_MAX)
+            return;
+    } while (!atomic_compare_exchange_weak(&state->gate.epoch, &now, epoch + 1));
+    if (label[0])
+        moor_weights_set_label(state, epoch + 1, label);
+}
+
 /* Moves the epoch on from `seen`. When somebody else moved it since it was read, that move serves us too: whatever is
  * recorded from now on has an epoch of its own. */
 static void move(moor_state *state, uint64_t seen)

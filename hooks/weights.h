@@ -37,6 +37,12 @@ void moor_weights_set_label(moor_state *state, uint64_t epoch, const char *label
 /* The epoch's label, "" when it has none or is too old. */
 void moor_weights_label_of(moor_state *state, uint64_t epoch, char *out, size_t size);
 
+/* A snapshot's rows are here again: the epoch moves beyond `epoch`, the one of their weights, so that what is recorded from now on is not
+ *  taken for theirs. label: of the weights that are loaded now, "" for none. */
+void moor_weights_restore(moor_state *state, uint64_t epoch, const char *label);
+/* The label of one of the snapshot's epochs, unless a newer one has its place. */
+void moor_weights_restore_label(moor_state *state, uint64_t epoch, const char *label);
+
 /* Processes inside the update session; their pids in text (may be NULL). */
 uint32_t moor_weights_sessions(moor_state *state, char *text, size_t size);
 /* 1 while an update that ended badly has not been made good. */

@@ -11,6 +11,7 @@
 #include "../hooks/cleanup.h"
 #include "../hooks/gate.h"
 #include "../hooks/holds.h"
+#include "../hooks/persist.h"
 #include "../hooks/record.h"
 #include "../hooks/weights.h"
 #include "config.h"
@@ -132,6 +133,9 @@ static const moor_api table = {
     .session_release = moor_client_session_release,
     .session_free = moor_client_session_free,
     .client_truncate_within = moor_client_truncate_within,
+    .store_save = moor_store_save,
+    .store_restore = moor_store_restore,
+    .client_save = moor_client_save,
 };
 
 __attribute__((visibility("default"))) const moor_api *moor_get_api(uint32_t want, uint32_t *have)

@@ -17,7 +17,7 @@
 
 struct moor_config {
     _Atomic uint32_t refs;
-    moor_config_values values; /* instance and dir point to strings of ours */
+    moor_config_values values; /* instance, dir and record_restore point to strings of ours */
     int32_t across_hosts, transport;
     int arena_given, keep_bytes_given;
     struct uids {
@@ -52,6 +52,7 @@ static const struct key keys[] = {
     {"record", "keep_bytes", KIND_BYTES, AT(keep_bytes), NULL, 0, 0x1p46},
     {"record", "validate", KIND_CHOICE, AT(validate_at_seal), "off|seal", 0, 0},
     {"record", "kv_index", KIND_BOOL, AT(kv_index), NULL, 0, 0},
+    {"record", "restore", KIND_PATH, AT(record_restore), NULL, 0, 0},
     {"gate", "mode", KIND_CHOICE, AT(gate_mode), "off|observe|enforce", 0, 0},
     {"gate", "drain_timeout_s", KIND_SECONDS, AT(drain_timeout_s), NULL, 0, 1e6},
     {"barrier", "mode", KIND_CHOICE, AT(barrier_mode), "off|observe|enforce", 0, 0},
@@ -522,5 +523,6 @@ void moor_config_free(moor_config *config)
         return;
     free((char *)(uintptr_t)config->values.instance);
     free((char *)(uintptr_t)config->values.dir);
+    free((char *)(uintptr_t)config->values.record_restore);
     free(config);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "peer.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -384,6 +385,39 @@ static moor_status handle_session(moor_peer *peer, const moor_wire_header *reque
     return status ? queue_error(peer, request, status) : MOOR_OK;
 }
 
+uint64_t moor_peer_client(const moor_peer *peer)
+{
+    return peer->client;
+}
+
+void moor_peer_saved(moor_peer *peer, const moor_saved *saved)
+{
+    if (saved->status)
+        moor_fail(saved->status, "%s", saved->text);
+    queue_status(peer, &saved->request, saved->status);
+}
+
+/* Answered by moor_peer_saved; what cannot even begin is answered here. */
+static moor_status handle_save(moor_peer *peer, const moor_wire_header *request, moor_wire_reader *reader,
+                               uint64_t now_ns)
+{
+    moor_wire_open open;
+    const char *dir = NULL;
+    if (!moor_wire_get(reader, &open, sizeof(open)) || open.id_len != reader->left ||
+        !(dir = moor_wire_take(reader, open.id_len)))
+        return moor_fail(MOOR_E_CORRUPT, "a request of %u bytes for a snapshot, whose directory has another length",
+                         request->length);
+    moor_status status = MOOR_OK;
+    if (!peer->home->saver)
+        status = moor_fail(MOOR_E_UNSUPPORTED, "store %u writes no snapshots", peer->home->store->store_index);
+    else if (!open.id_len || open.id_len >= PATH_MAX || memchr(dir, 0, open.id_len))
+        status = moor_fail(MOOR_E_INVALID, "a snapshot's directory of %u bytes", open.id_len);
+    else
+        status = moor_saver_start(peer->home->saver, peer->home->store, peer->client, request, dir, open.id_len,
+                                  open.timeout_ns > UINT64_MAX - now_ns ? UINT64_MAX : now_ns + open.timeout_ns);
+    return status ? queue_error(peer, request, status) : MOOR_OK;
+}
+
 static moor_status handle_stats(moor_peer *peer, const moor_wire_header *request, moor_wire_reader *reader)
 {
     moor_wire_buffer payload = {0};
@@ -410,6 +444,8 @@ static moor_status handle(moor_peer *peer, const moor_wire_header *request, moor
         return handle_by_handle(peer, request, reader);
     case MOOR_WIRE_TRUNCATE:
         return handle_truncate(peer, request, reader);
+    case MOOR_WIRE_SAVE:
+        return handle_save(peer, request, reader, now_ns);
     case MOOR_WIRE_STATS:
         return handle_stats(peer, request, reader);
     default:

@@ -11,6 +11,7 @@
 
 #include "../abi/wire.h"
 #include "../hooks/record.h"
+#include "saver.h"
 
 typedef struct moor_peer moor_peer;
 
@@ -20,6 +21,7 @@ typedef struct moor_peer_home {
     uint32_t nonce; /* of the store's life */
     uint32_t layers, top_k, num_experts, model_layers;
     const int32_t *layer_ids; /* [layers] */
+    moor_saver *saver;        /* NULL: snapshots are not to be had here */
 } moor_peer_home;
 
 typedef struct moor_peer_reply {
@@ -50,6 +52,11 @@ int moor_peer_greeted(const moor_peer *peer); /* the first message was a good HE
 uint32_t moor_peer_waiting(const moor_peer *peer);
 uint64_t moor_peer_next_deadline(const moor_peer *peer); /* UINT64_MAX when none waits */
 void moor_peer_retry(moor_peer *peer, uint64_t now_ns, int all);
+
+/* Whose leases these are. */
+uint64_t moor_peer_client(const moor_peer *peer);
+/* The snapshot that this client asked for is there, or not. */
+void moor_peer_saved(moor_peer *peer, const moor_saved *saved);
 
 /* The queue: its first reply (NULL when empty), and taking n bytes of it off. */
 moor_peer_reply *moor_peer_first(moor_peer *peer);

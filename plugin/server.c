@@ -18,8 +18,10 @@
 
 #include "../allocator/dirs.h"
 #include "../allocator/forkfd.h"
+#include "../hooks/persist.h"
 #include "peer.h"
 #include "process.h"
+#include "saver.h"
 #include "state.h"
 
 enum {
@@ -40,6 +42,7 @@ struct connection {
 
 typedef struct moor_server {
     moor_peer_home home;
+    moor_saver saver;
     pthread_t thread;
     int listen_fd, wake_fd;
     _Atomic int stop;
@@ -217,6 +220,22 @@ static void serve_waiting(moor_server *server, int fresh, uint64_t now_ns)
     }
 }
 
+/* A snapshot is ready, or will not be: whoever asked is told, if he is still there. */
+static void serve_saved(moor_server *server)
+{
+    moor_saved saved;
+    if (!moor_saver_take(&server->saver, &saved))
+        return;
+    for (uint32_t i = 0; i < server->n; i++) {
+        struct connection *connection = &server->connections[i];
+        if (moor_peer_client(connection->peer) != saved.client)
+            continue;
+        moor_peer_saved(connection->peer, &saved);
+        connection_send(connection); /* a broken one is found by poll */
+        return;
+    }
+}
+
 static void *server_main(void *user)
 {
     moor_server *server = user;
@@ -228,6 +247,8 @@ static void *server_main(void *user)
         if (poll(server->polls, FIXED_FDS + polled, poll_timeout(server, now_ns)) < 0)
             continue; /* EINTR or no kernel memory for a moment */
         now_ns = moor_now_ns();
+        if (server->polls[0].revents)
+            serve_saved(server);
         int notified = server->polls[1].revents & POLLIN;
         if (notified)
             moor_records_notified(records);
@@ -325,11 +346,13 @@ static moor_status server_make(moor_process *process, const moor_store_args *arg
                                     .top_k = args->top_k,
                                     .num_experts = args->num_experts,
                                     .model_layers = args->model_layers,
-                                    .layer_ids = server->layer_ids};
+                                    .layer_ids = server->layer_ids,
+                                    .saver = &server->saver};
     if (getrandom(&server->home.nonce, sizeof(server->home.nonce), GRND_NONBLOCK) < 0)
         server->home.nonce = (uint32_t)moor_now_ns();
     server->listen_fd = -1;
     server->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    moor_saver_init(&server->saver, server->wake_fd);
     moor_status status = server->wake_fd >= 0 ? MOOR_OK : moor_fail_errno(MOOR_E_IO, errno, "eventfd");
     if (!status)
         status = moor_dirs_socket_path(process->dir, args->store_index, server->path);
@@ -354,7 +377,7 @@ static int server_stop(moor_store *store)
     clock_gettime(CLOCK_REALTIME, &deadline);
     deadline.tv_sec += STOP_MS / 1000;
     int err = pthread_timedjoin_np(server->thread, NULL, &deadline);
-    if (err) {
+    if (err || !moor_saver_stop(&server->saver, &deadline)) {
         moor_log(MOOR_LOG_ERROR, "store %u: its thread did not end within %d s; its memory is left to it",
                  store->store_index, STOP_MS / 1000);
         return 0;
@@ -386,6 +409,18 @@ static moor_status check_args(const moor_store_args *given, moor_store_args *arg
     return MOOR_OK;
 }
 
+/* record.restore: what is wrong with the snapshot is wrong with the configuration. */
+static moor_status restore_configured(const moor_process *process, moor_store *store)
+{
+    char why[MOOR_ERROR_TEXT - 64];
+    const char *dir = process->config.record_restore;
+    moor_status status = dir ? moor_store_restore(store, dir) : MOOR_OK;
+    if (!status || status == MOOR_E_NOMEM)
+        return status;
+    snprintf(why, sizeof(why), "%s", moor_last_error());
+    return moor_fail(MOOR_E_CONFIG, "\"record.restore\": %s", why);
+}
+
 moor_status moor_store_open(moor_process *process, const moor_store_args *given, moor_store **out)
 {
     moor_store_args args;
@@ -402,6 +437,8 @@ moor_status moor_store_open(moor_process *process, const moor_store_args *given,
         status = server_make(process, &args, &server);
     if (!status)
         status = moor_recorder_create(process, &args, &store);
+    if (!status)
+        status = restore_configured(process, store);
     if (!status) {
         store->server = server;
         server->home.store = store;

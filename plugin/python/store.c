@@ -296,6 +296,45 @@ static PyObject *store_truncate(PyObject *self, PyObject *args, PyObject *kwargs
     Py_RETURN_NONE;
 }
 
+/* ---- snapshot ---------------------------------------------------------------------------------------------------------- */
+
+/* The server's working directory is not ours: the path goes there as an absolute one. */
+static PyObject *absolute_path(PyObject *path)
+{
+    PyObject *module = PyImport_ImportModule("os.path");
+    PyObject *name = module ? PyObject_CallMethod(module, "abspath", "O", path) : NULL;
+    Py_XDECREF(module);
+    PyObject *bytes = NULL;
+    if (name && !PyUnicode_FSConverter(name, &bytes))
+        bytes = NULL;
+    Py_XDECREF(name);
+    return bytes;
+}
+
+static PyObject *store_snapshot(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"directory", "timeout", NULL};
+    PyObject *path;
+    double timeout = 60.0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|d:snapshot", names, &path, &timeout) ||
+        moor_py_timeout(timeout) < 0)
+        return NULL;
+    PyObject *bytes = absolute_path(path);
+    const char *dir = bytes ? PyBytes_AsString(bytes) : NULL;
+    moor_status status = MOOR_OK;
+    if (dir) {
+        Py_BEGIN_ALLOW_THREADS
+        status = moor_py_api()->client_save(((moor_py_store *)self)->client, dir, timeout);
+        Py_END_ALLOW_THREADS
+    }
+    Py_XDECREF(bytes);
+    if (!dir)
+        return NULL;
+    if (status)
+        return moor_py_raise(status);
+    Py_RETURN_NONE;
+}
+
 /* ---- the rest ---------------------------------------------------------------------------------------------------------- */
 
 static PyObject *store_stats(PyObject *self, PyObject *Py_UNUSED(unused))
@@ -437,6 +476,11 @@ static PyMethodDef store_methods[] = {
                    "session(session_id, create=False, keep=False)\n--\n\nThe session of this id, a trace trie. create: "
                    "starts it, also one that was released. Otherwise its first insert() does; reading never. It ends "
                    "with release(), with this process' connection unless keep, or with the with block."),
+    MOOR_PY_METHOD(
+        "snapshot", store_snapshot, METH_VARARGS | METH_KEYWORDS,
+        "snapshot(directory, timeout=60.0)\n--\n\nEvery store writes its sealed records to "
+        "directory/store-<n>.moor (a directory of the server's host); record.restore loads them. Raises "
+        "StateError while a request is not sealed; an earlier snapshot stays until the new one is complete."),
     MOOR_PY_METHOD("hold", moor_py_store_hold, METH_VARARGS | METH_KEYWORDS,
                    "hold(device, label, nbytes=0)\n--\n\nSays that this process holds memory on device (a GPU's UUID, "
                    "or \"cpu:0\"): engines on it "

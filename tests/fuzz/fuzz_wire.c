@@ -64,7 +64,7 @@ static void make_store(void)
     store_args.max_step_tokens = 64;
     store_args.arena_bytes = 8u << 20;
     MUST(moor_recorder_create(process, &store_args, &store));
-    home = (moor_peer_home){store, 1, LAYERS, TOP_K, 8, LAYERS, layer_ids};
+    home = (moor_peer_home){store, 1, LAYERS, TOP_K, 8, LAYERS, layer_ids, NULL};
     make_record("a", 1);
     make_record("b", 1);
     make_record("c", 0);

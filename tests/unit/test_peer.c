@@ -37,7 +37,7 @@ static int begin(void **state)
     store_args.arena_bytes = 8u << 20;
     if (moor_recorder_create(process, &store_args, &store))
         return -1;
-    home = (moor_peer_home){store, 1, 1, 1, 8, 1, layer_ids};
+    home = (moor_peer_home){store, 1, 1, 1, 8, 1, layer_ids, NULL};
     return moor_peer_create(&home, 7, &peer);
 }
 

@@ -94,7 +94,8 @@ typedef struct moor_config_values {
     double drain_timeout_s, barrier_timeout_s, weights_timeout_s;
     uint32_t barrier_external, barrier_spin_us;
     uint64_t escalate_free_bytes, bucket_bytes;
-    uint64_t reserved[8];
+    const char *record_restore; /* directory of a snapshot that a store begins with; NULL when not given */
+    uint64_t reserved[7];
 } moor_config_values;
 #define MOOR_CONFIG_VALUES_INIT                                                                                        \
     {                                                                                                                  \
@@ -563,6 +564,18 @@ typedef struct moor_api {
     /* client_truncate that refuses to leave fewer than min_rows (MOOR_E_RANGE). */
     moor_status (*client_truncate_within)(moor_client *client, const char *id, uint32_t id_len, uint64_t rows,
                                           uint64_t min_rows);
+
+    /* Snapshot. store_save writes the sealed records of a quiet store (no open step, nothing unsealed: else MOOR_E_STATE names what is
+     * open) to <dir>/store-<n>.moor: handles, ids and aliases, owners, rows with versions and missing ranges, shared rows once. dir is
+     * absolute; its last component is made when it is absent. The file is complete and on the disk before it takes its name, so
+     * until MOOR_OK, whatever happens, an earlier snapshot there is as it was. Leases and clients are no part of it. Any thread.
+     * store_restore: into a store that has not had a record yet (MOOR_E_STATE), all or nothing. MOOR_E_NOT_FOUND; MOOR_E_INVALID: of
+     * another model, both named; MOOR_E_VERSION; MOOR_E_CORRUPT names the place; MOOR_E_FULL: the arena is too small. The weight epoch
+     * moves beyond the snapshot's. Configuration record.restore does it in store_open.
+     * client_save asks every store of the instance to save itself to dir, a directory as the server sees it. One deadline for all. */
+    moor_status (*store_save)(moor_store *store, const char *dir, double timeout);
+    moor_status (*store_restore)(moor_store *store, const char *dir);
+    moor_status (*client_save)(moor_client *client, const char *dir, double timeout);
 } moor_api;
 
 /* Returns the table of version `want`, or NULL when this library does not have it. *have (may be NULL): the newest it has.
