@@ -156,6 +156,12 @@ static moor_status collect(moor_records *records, const moor_save *save, collect
     moor_status status = check_quiet(records);
     for (const moor_record_slot *record = records->oldest; record && !status; record = record->newer)
         status = collect_record(all, record);
+    /* The others: what the keep policy does not look at. */
+    for (uint32_t i = 0; i < records->slots.count && !status; i++) {
+        const moor_record_slot *record = moor_slots_at(&records->slots, i);
+        if (record->used && !moor_slot_dead(record) && !record->expirable)
+            status = collect_record(all, record);
+    }
     for (uint32_t i = 0; i < records->slots.count && !status; i++)
         moor_snapbytes_u32(&generations, generation_of(moor_slots_at(&records->slots, i)));
     moor_snapbytes_u64(&all->store, records->created);

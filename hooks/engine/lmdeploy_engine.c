@@ -140,7 +140,8 @@ static int open_store(PyObject *engine)
     moor_status status = rt->api->store_open(rt->process, &args, &store);
     if (status) {
         moor_runtime_raise(status, "opening the store");
-        return -1;
+        return status == MOOR_E_CONFIG ? MOOR_JP_RAISE
+                                       : MOOR_JP_FAILED; /* a wrong record.restore is never passed over */
     }
     rt->store = store;
     rt->store_index = args.store_index;
@@ -163,9 +164,10 @@ int moor_lmdeploy_engine_init_after(moor_jp_call *call)
         PyErr_Format(PyExc_RuntimeError, "moor: recording is on (record.enabled) and on_error is strict, but %s", why);
         return MOOR_JP_RAISE;
     }
-    if (open_store(call->self)) {
+    int opened = open_store(call->self);
+    if (opened) {
         E.layers = 0;
-        return strict ? MOOR_JP_RAISE : MOOR_JP_FAILED;
+        return strict ? MOOR_JP_RAISE : opened;
     }
     /* The front end asks this before it lets a request ask for its routes. */
     PyObject *config = moor_py_path(call->self, "engine_config");

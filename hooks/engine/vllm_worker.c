@@ -325,7 +325,9 @@ int moor_vllm_kv_cache_after(moor_jp_call *call)
     if (status) {
         W.layers = 0;
         moor_runtime_raise(status, "opening the store");
-        return rt->config.on_error == MOOR_ON_ERROR_STRICT ? MOOR_JP_RAISE : MOOR_JP_FAILED;
+        /* A wrong configuration (record.restore) is never passed over. */
+        int raise = status == MOOR_E_CONFIG || rt->config.on_error == MOOR_ON_ERROR_STRICT;
+        return raise ? MOOR_JP_RAISE : MOOR_JP_FAILED;
     }
     rt->store = store;
     rt->store_index = args.store_index;

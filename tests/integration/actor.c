@@ -356,6 +356,8 @@ static int obey(char *line)
         resolve(a);
     else if (!strcmp(word, "stats"))
         stats();
+    else if (!strcmp(word, "save") && sscanf(a, "%lf", &timeout) == 1 && strchr(a, '/'))
+        answer(api->client_save(client, strchr(a, '/'), timeout), NULL);
     else if (!strcmp(word, "fork"))
         fork_check();
     else if (!strcmp(word, "child"))

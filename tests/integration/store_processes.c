@@ -352,6 +352,52 @@ static void a_stopped_server_is_given_up_in_time(void **state)
     actor_say(&consumer, "ok x", "open x 1");
 }
 
+/* ---- snapshot --------------------------------------------------------------------------------------------------- */
+
+static void S2_6_a_consumer_asks_and_a_new_server_has_it_all(void **state)
+{
+    (void)state;
+    actor one, two, consumer;
+    char target[128];
+    snprintf(target, sizeof(target), "%s/snapshot", actors_dir);
+    start_server(&one);
+    actor_start(&two, "MOOR_INSTANCE=default", NULL);
+    actor_say(&two, "ok default ", "join {}");
+    actor_say(&two, "ok", "store 1");
+    record(&one, "at-zero", 10);
+    actor_say(&two, "ok", "step at-one 0 7");
+    start_consumer(&consumer);
+    actor_say(&consumer, "ok at-zero", "open at-zero 1"); /* leases are no part of it */
+    actor_say(&consumer, "MOOR_E_STATE snapshot: 1 requests are not sealed: at-one", "save 5 %s", target);
+    actor_say(&two, "ok", "seal at-one 7 1");
+    actor_say(&consumer, "MOOR_E_IO snapshot directory /proc/no/such", "save 5 /proc/no/such");
+    actor_say(&consumer, "ok", "save 5 %s", target);
+    actor_say(&consumer, "ok good", "verify");
+    actor_kill(&one);
+    actor_kill(&two);
+    actor again, other;
+    actor_start(&again, NULL);
+    actor_say(&again, "ok default ", "join {\"record\":{\"restore\":\"%s\"}}", target);
+    actor_say(&again, "ok", "store 0");
+    actor_start(&other, "MOOR_INSTANCE=default", NULL);
+    actor_say(&other, "ok default ", "join {\"record\":{\"restore\":\"%s\"}}", target);
+    actor_say(&other, "ok", "store 1");
+    actor_say(&other, "MOOR_E_CONFIG \"record.restore\": snapshot", "store 2");
+    actor reader;
+    start_consumer(&reader);
+    actor_say(&reader, "ok at-zero", "open at-zero 1");
+    actor_say(&reader, "ok good", "verify");
+    actor_say(&reader, "ok", "release");
+    actor_say(&reader, "ok at-one", "open at-one 1");
+    actor_say(&reader, "ok good", "verify");
+    for (int i = 0; i < 2; i++) {
+        char file[160];
+        snprintf(file, sizeof(file), "%s/store-%d.moor", target, i);
+        assert_int_equal(unlink(file), 0);
+    }
+    assert_int_equal(rmdir(target), 0);
+}
+
 /* ---- finding ---------------------------------------------------------------------------------------------------- */
 
 static void attach_lists_what_it_found(void **state)
@@ -460,6 +506,7 @@ int main(void)
         TEST(stores_of_replicas_are_asked_all),
         TEST(a_store_that_appears_in_the_same_tick_is_found),
         TEST(a_stopped_server_is_given_up_in_time),
+        TEST(S2_6_a_consumer_asks_and_a_new_server_has_it_all),
         TEST(attach_lists_what_it_found),
         TEST(attach_waits_for_a_server),
         TEST(a_server_may_be_its_own_consumer),

@@ -54,6 +54,7 @@ static void defaults_observe_and_delay_nothing(void **state)
     assert_int_equal(v.deliver, MOOR_DELIVER_NATIVE);
     assert_int_equal(v.validate_at_seal, 0);
     assert_int_equal(v.kv_index, 1);
+    assert_null(v.record_restore);
     assert_int_equal(v.gate_mode, MOOR_MODE_OBSERVE);
     assert_int_equal(v.barrier_mode, MOOR_MODE_OBSERVE);
     assert_int_equal(v.cleanup_mode, MOOR_CLEANUP_ENGINE);
@@ -71,7 +72,7 @@ static void every_key_is_taken(void **state)
     const char *json =
         "{\"instance\":\"a.b-1\",\"dir\":\"/tmp/x\",\"on_error\":\"strict\",\"log\":\"debug\","
         "\"record\":{\"enabled\":false,\"deliver\":\"ref\",\"arena_bytes\":\"64MiB\",\"keep_s\":1.5,\"keep_bytes\":7,"
-        "\"validate\":\"seal\",\"kv_index\":false},"
+        "\"validate\":\"seal\",\"kv_index\":false,\"restore\":\"/var/kept\"},"
         "\"gate\":{\"mode\":\"enforce\",\"drain_timeout_s\":2},"
         "\"barrier\":{\"mode\":\"off\",\"external\":3,\"timeout_s\":4,\"spin_us\":5,\"across_hosts\":\"none\"},"
         "\"cleanup\":{\"mode\":\"light\",\"escalate_free_bytes\":6},"
@@ -90,6 +91,7 @@ static void every_key_is_taken(void **state)
     assert_int_equal(v.keep_bytes, 7);
     assert_int_equal(v.validate_at_seal, 1);
     assert_int_equal(v.kv_index, 0);
+    assert_string_equal(v.record_restore, "/var/kept");
     assert_int_equal(v.gate_mode, MOOR_MODE_ENFORCE);
     assert_true(v.drain_timeout_s == 2 && v.barrier_timeout_s == 4 && v.weights_timeout_s == 9);
     assert_int_equal(v.barrier_mode, MOOR_MODE_OFF);

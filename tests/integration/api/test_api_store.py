@@ -14,7 +14,7 @@ import unittest.mock
 import weakref
 
 import moor
-from api_lib import ApiTest, ids
+from api_lib import ApiTest, Server, ids
 
 
 class Open(ApiTest):
@@ -118,6 +118,63 @@ class Open(ApiTest):
         stats = self.store.stats()
         self.assertIsInstance(stats, dict)
         self.assertEqual(self.store.instance, "api")
+
+
+class Snapshots(ApiTest):
+    """SEMANTICS 2.6."""
+
+    def test_a_new_server_begins_with_it(self):
+        self.server("touch", "step-1")
+        self.server.record("a", 10, aliases=[("http", 0)])
+        self.server.record("b", 6, seed=3, missing=(2, 4), aliases=[("http", 1)])
+        before = self.store.open("a", 5)
+        self.store.claim(self.store.open("b", 5), "trace_store")
+        target = os.path.join(self.base, "kept")
+        self.store.snapshot(target, timeout=30)
+        self.assertEqual(os.listdir(target), ["store-0.moor"])
+        self.server.process.kill()
+        self.server.process.wait(20)
+        server = Server(self.base, config={"record": {"restore": target}})
+        self.addCleanup(server.close)
+        store = moor.attach("api", dir=self.base)
+        r = store.open("a", 5)
+        self.assertEqual((r.handle, r.owner, r.rows, r.versions), (before.handle, before.owner, before.rows, before.versions))
+        self.assertEqual(r.array().tolist(), ids(0, 10))
+        b = store.open_many("http")[1]
+        self.assertEqual((b.request_id, b.owner, b.missing), ("b", "trace_store", [(2, 4)]))
+        server.record("c", 3)
+        self.assertGreater(store.open("c", 5).versions[-1][1], r.versions[-1][1])
+
+    def test_what_is_open_is_named(self):
+        self.server.record("done", 4)
+        self.server.record("running", 4, seal=False)
+        with self.assertRaises(moor.StateError) as caught:
+            self.store.snapshot(os.path.join(self.base, "kept"))
+        self.assertIn("running", str(caught.exception))
+        self.assertNotIn("done", str(caught.exception))
+        self.assertFalse(os.path.exists(os.path.join(self.base, "kept")))
+
+    def test_paths(self):
+        import pathlib
+
+        here = os.getcwd()
+        os.chdir(self.base)  # the server's is another
+        self.addCleanup(os.chdir, here)
+        self.store.snapshot(pathlib.Path("relative"))
+        self.assertTrue(os.path.exists(os.path.join(self.base, "relative", "store-0.moor")))
+        with self.assertRaises(moor.Error):
+            self.store.snapshot("/proc/no/such")
+        with self.assertRaises(TypeError):
+            self.store.snapshot(7)
+        with self.assertRaises(moor.Error):
+            self.store.snapshot("x" * 5000)
+
+    def test_a_wrong_one_is_a_wrong_configuration(self):
+        self.server.close()
+        with self.assertRaisesRegex(AssertionError, "record.restore.*no-such"):
+            Server(self.base, config={"record": {"restore": os.path.join(self.base, "no-such")}})
+        with self.assertRaisesRegex(AssertionError, "record.restore.*absolute path"):
+            Server(self.base, config={"record": {"restore": "relative"}})
 
 
 class Leases(ApiTest):
