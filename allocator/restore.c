@@ -9,6 +9,8 @@
 
 #include "error.h"
 #include "heap.h"
+#include "sessions.h"
+#include "snapsessions.h"
 
 enum { RUN_BYTES = 12, ALIAS_BYTES = 20, PIECE_BYTES = 16, LEAST_RECORD = 44, LEAST_BLOCK = 16 };
 
@@ -18,13 +20,29 @@ static moor_status no_memory(const moor_restore_plan *plan, const char *what, ui
                      what);
 }
 
-/* Under the lock. */
+/* Sessions have a lock of their own, which comes first. */
+static void lock(moor_records *records)
+{
+    pthread_mutex_lock(&records->sessions->lock);
+    moor_records_lock(records);
+}
+
+static void unlock(moor_records *records)
+{
+    pthread_mutex_unlock(&records->sessions->lock);
+    moor_records_unlock(records); /* last: it may log */
+}
+
+/* Under both. */
 static moor_status check_new(const moor_records *records)
 {
-    if (records->created || records->live || records->step.open)
-        return moor_fail(MOOR_E_STATE,
-                         "a snapshot is restored into a new store only: this one has had %llu records, %llu live now",
-                         (unsigned long long)records->created, (unsigned long long)records->live);
+    if (records->created || records->live || records->step.open || records->sessions->entries)
+        return moor_fail(
+            MOOR_E_STATE,
+            "a snapshot is restored into a new store only: this one has had %llu records, %llu live now, and "
+            "%llu sessions",
+            (unsigned long long)records->created, (unsigned long long)records->live,
+            (unsigned long long)(records->sessions->live + records->sessions->gone));
     return MOOR_OK;
 }
 
@@ -206,7 +224,7 @@ static moor_status take_blocks(moor_restore_plan *plan)
 {
     moor_records *records = plan->records;
     moor_status status;
-    moor_records_lock(records);
+    lock(records);
     status = check_new(records);
     for (uint32_t i = 0; i < plan->n_blocks && !status; i++) {
         moor_planned_block *planned = &plan->blocks[i];
@@ -214,7 +232,7 @@ static moor_status take_blocks(moor_restore_plan *plan)
         if (planned->block)
             status = set_runs(planned);
     }
-    moor_records_unlock(records);
+    unlock(records);
     return status;
 }
 
@@ -359,6 +377,7 @@ static moor_status add_ids(const moor_restore_plan *plan)
 static void unmake(const moor_restore_plan *plan)
 {
     moor_records *records = plan->records;
+    moor_sessions_forget(records->sessions);
     for (uint32_t i = 0; i < plan->made; i++) {
         moor_record_slot *slot = plan->planned[i].slot;
         moor_ids_remove(&records->ids, &slot->nodes);
@@ -375,8 +394,10 @@ static void put_in_place(moor_restore_plan *plan)
     moor_records *records = plan->records;
     uint64_t now_ns = moor_now_ns();
     moor_slots_revive(&records->slots, plan->generations, plan->n_slots);
-    for (uint32_t i = 0; i < plan->made; i++)
-        moor_record_touch(records, plan->planned[i].slot, now_ns);
+    for (uint32_t i = 0; i < plan->made; i++) {
+        if (!plan->planned[i].slot->session) /* a session's go with their session */
+            moor_record_touch(records, plan->planned[i].slot, now_ns);
+    }
     records->live = records->sealed = plan->made;
     records->created = plan->created;
     records->notify = 1;
@@ -388,21 +409,26 @@ static moor_status install(moor_restore_plan *plan)
     plan->planned = moor_heap_alloc(((size_t)plan->n_records + 1) * sizeof(*plan->planned));
     if (!plan->planned)
         return no_memory(plan, "records", plan->n_records);
-    moor_records_lock(records);
+    lock(records);
     moor_status status = check_new(records);
-    if (!status)
-        status = moor_slots_reserve(&records->slots, plan->n_slots);
+    if (status) {
+        unlock(records);
+        return status;
+    }
+    status = moor_slots_reserve(&records->slots, plan->n_slots);
     for (uint32_t i = 0; i < plan->n_records && !status; i++)
         status = read_record(plan);
     if (!status)
         status = moor_snapreader_end(&plan->reader[MOOR_SNAP_RECORDS]);
     if (!status)
         status = add_ids(plan);
+    if (!status)
+        status = moor_snapsessions_read(plan);
     if (status)
         unmake(plan);
     else
         put_in_place(plan);
-    moor_records_unlock(records);
+    unlock(records);
     return status;
 }
 
@@ -426,9 +452,9 @@ static void drop_plan(moor_restore_plan *plan)
 
 moor_status moor_records_restore(moor_records *records, const moor_restore *restore, moor_restored *restored)
 {
-    moor_records_lock(records);
+    lock(records);
     moor_status status = check_new(records);
-    moor_records_unlock(records);
+    unlock(records);
     moor_restore_plan *plan = status ? NULL : moor_heap_alloc(sizeof(*plan));
     if (!plan)
         return status ? status : moor_fail(MOOR_E_NOMEM, "no memory to restore a snapshot");

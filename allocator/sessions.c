@@ -61,12 +61,12 @@ moor_status moor_session_get(moor_sessions *sessions, const char *id, uint32_t i
     return MOOR_OK;
 }
 
-static moor_session_entry *entry_new(moor_sessions *sessions, const char *id, uint32_t id_len)
+static moor_session_entry *entry_new(moor_sessions *sessions, moor_hash128 hash)
 {
     moor_session_entry *entry = moor_heap_alloc(sizeof(*entry));
     if (!entry)
         return NULL;
-    entry->hash = moor_id_hash(id, id_len);
+    entry->hash = hash;
     table_full = 0;
     HASH_ADD(hh, sessions->entries, hash, sizeof(entry->hash), entry);
     if (table_full) {
@@ -129,7 +129,7 @@ static moor_status start(moor_sessions *sessions, uint64_t client, const char *i
     moor_session_owner *owner = session && client != MOOR_CLIENT_NONE ? owner_for(sessions, client) : NULL;
     *fresh = entry == NULL;
     if (session && !entry)
-        entry = entry_new(sessions, id, id_len);
+        entry = entry_new(sessions, moor_id_hash(id, id_len));
     if (!session || !entry || (client != MOOR_CLIENT_NONE && !owner)) {
         if (entry && *fresh)
             entry_forget(sessions, entry);
@@ -349,11 +349,9 @@ static void forget_value(void *user, void *value)
     moor_heap_free(value);
 }
 
-void moor_sessions_close(moor_records *records)
+void moor_sessions_forget(moor_sessions *sessions)
 {
-    moor_sessions *sessions = records->sessions;
-    if (!sessions)
-        return;
+    sessions->values = 0;
     while (sessions->entries) {
         moor_session_entry *entry = sessions->entries;
         moor_session *session = entry->session;
@@ -367,6 +365,14 @@ void moor_sessions_close(moor_records *records)
         }
         entry_forget(sessions, entry);
     }
+}
+
+void moor_sessions_close(moor_records *records)
+{
+    moor_sessions *sessions = records->sessions;
+    if (!sessions)
+        return;
+    moor_sessions_forget(sessions);
     pthread_mutex_destroy(&sessions->lock);
     moor_heap_free(sessions);
     records->sessions = NULL;
@@ -508,4 +514,53 @@ moor_status moor_session_insert(moor_records *records, uint64_t client, const ch
     }
     pthread_mutex_unlock(&sessions->lock);
     return status;
+}
+
+/* ---- snapshots -------------------------------------------------------------------------------------------------- */
+
+void moor_sessions_each(const moor_sessions *sessions,
+                        void (*visit)(void *user, moor_hash128 hash, const moor_session *session), void *user)
+{
+    for (const moor_session_entry *entry = sessions->entries; entry; entry = entry->hh.next)
+        visit(user, entry->hash, entry->session);
+}
+
+moor_status moor_session_restore(moor_sessions *sessions, moor_hash128 hash, const char *id, uint32_t id_len,
+                                 moor_session **out)
+{
+    moor_session_entry *entry = NULL;
+    int fresh;
+    HASH_FIND(hh, sessions->entries, &hash, sizeof(hash), entry);
+    if (entry)
+        return moor_fail(MOOR_E_EXISTS, "a session is there twice");
+    if (id)
+        return start(sessions, MOOR_CLIENT_NONE, id, id_len, out, &fresh);
+    return entry_new(sessions, hash) ? MOOR_OK : moor_fail(MOOR_E_NOMEM, "no memory for a released session");
+}
+
+void moor_session_restore_record(moor_session *session, moor_record_slot *record, int parked)
+{
+    record->session = session;
+    record->parked_in_session = parked != 0;
+    list_add(session, record);
+}
+
+moor_status moor_session_restore_value(moor_sessions *sessions, moor_session *session, const char *key,
+                                       uint32_t key_len, moor_trace_value *value)
+{
+    void *old = NULL;
+    value->session = session;
+    moor_status status = moor_trie_insert(&session->trie, key, key_len, value, &value->node, &old);
+    if (!status && old) {
+        value->node->value = old;
+        status = moor_fail(MOOR_E_EXISTS, "session %s: a key of %u bytes is there twice", session->id, key_len);
+    }
+    if (status) {
+        moor_heap_free(value);
+        return status;
+    }
+    if (value->record)
+        place_add(value);
+    sessions->values++;
+    return MOOR_OK;
 }

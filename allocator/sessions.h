@@ -87,6 +87,22 @@ moor_status moor_session_insert(moor_records *records, uint64_t client, const ch
 moor_status moor_session_release_key(moor_records *records, const char *id, uint32_t id_len, const char *key,
                                      uint32_t key_len);
 
+/* ---- snapshots (snapsessions.c); under the sessions' lock and the store's ---- */
+
+/* Every id that ever was a session's, in the order of their first use. session NULL: released. */
+void moor_sessions_each(const moor_sessions *sessions,
+                        void (*visit)(void *user, moor_hash128 hash, const moor_session *session), void *user);
+/* A session that outlives every client; id NULL: a released one. MOOR_E_EXISTS: its hash is there. */
+moor_status moor_session_restore(moor_sessions *sessions, moor_hash128 hash, const char *id, uint32_t id_len,
+                                 moor_session **out);
+/* The record is the session's from now on; parked: also without a key. */
+void moor_session_restore_record(moor_session *session, struct moor_record_slot *record, int parked);
+/* The value is the key's, and one of its record's places. It is taken over, also on failure. MOOR_E_EXISTS: the key has one. */
+moor_status moor_session_restore_value(moor_sessions *sessions, moor_session *session, const char *key,
+                                       uint32_t key_len, moor_trace_value *value);
+/* As if there had never been one; records are left without a session. */
+void moor_sessions_forget(moor_sessions *sessions);
+
 /* ---- inside ---- */
 
 /* The live session, or MOOR_E_NOT_FOUND, MOOR_E_GONE. Under the sessions' lock. */

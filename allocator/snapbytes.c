@@ -8,10 +8,10 @@
 #include "error.h"
 #include "heap.h"
 
-void moor_snapbytes_put(moor_snapbytes *bytes, const void *data, size_t n)
+uint8_t *moor_snapbytes_room(moor_snapbytes *bytes, size_t n)
 {
-    if (bytes->failed || !n)
-        return;
+    if (bytes->failed)
+        return NULL;
     if (n > bytes->room - bytes->used) {
         size_t room = bytes->room ? bytes->room : 4096;
         while (room - bytes->used < n)
@@ -19,13 +19,21 @@ void moor_snapbytes_put(moor_snapbytes *bytes, const void *data, size_t n)
         uint8_t *grown = moor_heap_realloc(bytes->data, room);
         if (!grown) {
             bytes->failed = 1;
-            return;
+            return NULL;
         }
         bytes->data = grown;
         bytes->room = room;
     }
-    memcpy(bytes->data + bytes->used, data, n);
+    uint8_t *at = bytes->data + bytes->used;
     bytes->used += n;
+    return at;
+}
+
+void moor_snapbytes_put(moor_snapbytes *bytes, const void *data, size_t n)
+{
+    uint8_t *at = n ? moor_snapbytes_room(bytes, n) : NULL;
+    if (at)
+        memcpy(at, data, n);
 }
 
 void moor_snapbytes_u32(moor_snapbytes *bytes, uint32_t value)

@@ -21,6 +21,8 @@ typedef struct moor_snapbytes {
 } moor_snapbytes;
 
 void moor_snapbytes_put(moor_snapbytes *bytes, const void *data, size_t n);
+/* Room for n bytes, which the caller fills at once; NULL: no memory. */
+uint8_t *moor_snapbytes_room(moor_snapbytes *bytes, size_t n);
 void moor_snapbytes_u32(moor_snapbytes *bytes, uint32_t value);
 void moor_snapbytes_u64(moor_snapbytes *bytes, uint64_t value);
 void moor_snapbytes_free(moor_snapbytes *bytes);

@@ -11,7 +11,9 @@
 #include "heap.h"
 #include "records.h"
 #include "seal.h"
+#include "sessions.h"
 #include "snapfile.h"
+#include "snapsessions.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "rows of two-byte ids are written as they lie in memory");
 
@@ -29,7 +31,7 @@ typedef struct saved_block {
 } saved_block;
 
 typedef struct collected {
-    moor_snapbytes store, records, blocks, labels;
+    moor_snapbytes store, records, blocks, labels, sessions;
     use *uses;
     size_t n_uses, cap_uses;
     saved_block *saved;
@@ -171,7 +173,9 @@ static moor_status collect(moor_records *records, const moor_save *save, collect
     moor_snapbytes_u32(&all->store, 0); /* blocks: set once they are counted */
     moor_snapbytes_u32(&all->store, 0);
     moor_snapbytes_put(&all->store, generations.data, generations.used);
-    if (!status && (generations.failed || all->store.failed))
+    if (!status)
+        moor_snapsessions_put(&all->sessions, records);
+    if (!status && (generations.failed || all->store.failed || all->sessions.failed))
         status = no_memory();
     moor_snapbytes_free(&generations);
     return status;
@@ -335,6 +339,8 @@ static moor_status write_file(const moor_records *records, const moor_save *save
         status = moor_snapfile_put(&file, rows_of(records, &all->saved[i]), bytes_of(records, &all->saved[i]));
     moor_snapfile_section(&file, MOOR_SNAP_ROWS, 0);
     if (!status)
+        status = put_section(&file, MOOR_SNAP_SESSIONS, &all->sessions);
+    if (!status)
         status = moor_snapfile_commit(&file);
     if (!status && bytes)
         *bytes = file.at;
@@ -345,9 +351,11 @@ static moor_status write_file(const moor_records *records, const moor_save *save
 moor_status moor_records_save(moor_records *records, const moor_save *save, uint64_t *bytes)
 {
     collected all = {.n_uses = 0};
+    pthread_mutex_lock(&records->sessions->lock);
     moor_records_lock(records);
     moor_status status = collect(records, save, &all);
-    moor_records_unlock(records);
+    pthread_mutex_unlock(&records->sessions->lock);
+    moor_records_unlock(records); /* last: it may log */
     if (!status)
         status = number_blocks(&all);
     if (!status)
@@ -364,6 +372,7 @@ moor_status moor_records_save(moor_records *records, const moor_save *save, uint
     moor_snapbytes_free(&all.records);
     moor_snapbytes_free(&all.blocks);
     moor_snapbytes_free(&all.labels);
+    moor_snapbytes_free(&all.sessions);
     moor_heap_free(all.uses);
     moor_heap_free(all.saved);
     moor_heap_free(all.epochs);

@@ -2,12 +2,13 @@
 /*
  * snapshot.h — a quiesced store as one file, and back (SEMANTICS 2.6). Saving is here, restoring in restore.c.
  *
- * Called by hooks/record.c for the ABI, any thread. Owns nothing between calls. The store's lock is held while what there is is written
+ * Called by hooks/record.c for the ABI, any thread. Owns nothing between calls. The locks of the store and its sessions are held while what there is is written
  * down in memory (references to blocks, not rows) and while it is put in place; never during a system call on a file. Rows of sealed
  * records do not change, so a store that goes on while its snapshot is being written does not change it.
  *
  * What is kept: records with handle, ids and aliases, owner, rows with their weight epochs and missing ranges; blocks that are
- * shared once; the generation of every slot, so that a handle that was stale stays stale; labels of weight epochs.
+ * shared once; sessions with their tries, and which are gone; the generation of every slot, so that a handle that was stale stays stale;
+ * labels of weight epochs.
  * What is not: leases and clients (they are of living processes), the KV-slot index (the KV cache is gone), counters, ages (what is
  * restored is as old as the restore).
  *
@@ -21,6 +22,7 @@
  *            rows, u64 number in the order of creation, u32 bytes of the id, u32 aliases, u32 pieces; id;
  *            aliases × (u64 lo, u64 hi, u32 index); pieces × (u64 rows, u32 block or 2^32-1, u32 first row or reasons)
  *   rows     the blocks' rows, one block behind the other
+ *   sessions snapsessions.h (not in format 1)
  */
 #ifndef MOOR_SNAPSHOT_H
 #define MOOR_SNAPSHOT_H

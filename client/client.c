@@ -571,37 +571,6 @@ moor_status moor_client_truncate(moor_client *client, const char *id, uint32_t i
     return moor_client_truncate_within(client, id, id_len, rows, 0);
 }
 
-/* Stores save one after the other; each file is replaced as a whole, and the first that fails ends it. */
-moor_status moor_client_save(moor_client *client, const char *dir, double timeout)
-{
-    moor_connection *connections[MOOR_CLIENT_STORES];
-    size_t length = dir ? strlen(dir) : 0;
-    uint64_t deadline_ns = deadline_of(timeout);
-    moor_status status = moor_client_check(client, "client_save");
-    if (!status && (!length || dir[0] != '/' || length >= PATH_MAX))
-        status = moor_fail(MOOR_E_INVALID, "client_save: directory \"%.200s\" of %zu bytes: an absolute path is needed",
-                           length ? dir : "", length);
-    if (!status)
-        status = refresh(client);
-    if (status)
-        return status;
-    uint32_t n = take_all(client, connections);
-    if (!n)
-        return moor_fail(MOOR_E_NOT_FOUND, "instance \"%s\" has no store", client->where.name);
-    for (uint32_t i = 0; i < n && !status; i++) {
-        uint64_t now_ns = moor_now_ns();
-        moor_wire_open message = {.timeout_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0,
-                                  .id_len = (uint32_t)length};
-        void *payload = NULL;
-        size_t size;
-        status = moor_connection_call(connections[i], MOOR_WIRE_SAVE, &message, sizeof(message), dir, length,
-                                      now_ns + message.timeout_ns + client->patience_ns, &payload, &size);
-        free(payload);
-    }
-    give_all(connections, n);
-    return status;
-}
-
 moor_status moor_client_store_stats(moor_client *client, double timeout, char **json)
 {
     moor_connection *connections[MOOR_CLIENT_STORES];

@@ -28,7 +28,6 @@ void moor_records_free(moor_record **records, uint32_t n);
 moor_status moor_client_truncate(moor_client *client, const char *id, uint32_t id_len, uint64_t rows);
 moor_status moor_client_truncate_within(moor_client *client, const char *id, uint32_t id_len, uint64_t rows,
                                         uint64_t min_rows);
-moor_status moor_client_save(moor_client *client, const char *dir, double timeout);
 
 /* ---- inside libmoor ---- */
 

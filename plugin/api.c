@@ -6,6 +6,7 @@
 
 #include "../client/client.h"
 #include "../client/resolve.h"
+#include "../client/save.h"
 #include "../client/session.h"
 #include "../hooks/barrier.h"
 #include "../hooks/cleanup.h"

@@ -15,8 +15,10 @@
 
 #include "allocator/error.h"
 #include "allocator/records.h"
+#include "allocator/sessions.h"
 #include "allocator/snapfile.h"
 #include "allocator/snapshot.h"
+#include "allocator/trace.h"
 #include "driver.h"
 
 enum { LAYERS = 2, TOP_K = 2, SEEDS = 4, LARGEST = 1 << 20 };
@@ -142,6 +144,22 @@ static void label_of(void *user, uint64_t epoch, char text[MOOR_SNAP_LABEL_BYTES
     snprintf(text, MOOR_SNAP_LABEL_BYTES, "label %llu", (unsigned long long)epoch);
 }
 
+static void add_sessions(moor_records *store)
+{
+    static const int32_t tokens[] = {7, -1, 9};
+    const char *keys[] = {"hello", "hello you", "hell", "hello you too"};
+    moor_trace_in in = {.tokens = tokens, .n_tokens = 3, .length = 3, .create = 1};
+    MUST(moor_records_find(store, "a", 1, &in.handle));
+    for (uint32_t i = 0; i < 4; i++) {
+        in.start = 3 * i / 2;
+        MUST(moor_session_insert(store, 1, "s", 1, keys[i], (uint32_t)strlen(keys[i]), &in));
+        in.handle = i % 2 ? in.handle : 0;
+    }
+    MUST(moor_session_release_key(store, "s", 1, "hello you", 9));
+    MUST(moor_session_start(store, 1, "gone", 4, 0));
+    MUST(moor_session_release(store, "gone", 4));
+}
+
 static void make_seed(size_t index)
 {
     const int32_t kv[] = {1, 2, 3};
@@ -161,6 +179,8 @@ static void make_seed(size_t index)
         MUST(moor_records_find(store, "gone", 4, &handle));
         MUST(moor_records_event(store, handle, MOOR_EVENT_DISCARD));
     }
+    if (index >= 2)
+        add_sessions(store);
     moor_save save = {.dir = dir, .deadline_ns = UINT64_MAX, .epoch = 9, .label_of = index >= 2 ? label_of : NULL};
     MUST(moor_records_save(store, &save, NULL));
     moor_records_destroy(store);
@@ -214,9 +234,30 @@ static void read_all(moor_records *store)
     moor_records_disconnect(store, 1);
 }
 
+static void count_session(void *user, moor_hash128 hash, const moor_session *session)
+{
+    const moor_session **last = user;
+    (void)hash;
+    if (session)
+        *last = session;
+}
+
 static void empty(moor_records *store)
 {
     moor_records_stats stats;
+    for (;;) { /* every session: its keys, then all of it */
+        const moor_session *session = NULL;
+        moor_trace_keys *keys = NULL;
+        moor_sessions_each(store->sessions, count_session, &session);
+        if (!session)
+            break;
+        char id[MOOR_SESSION_ID_MAX];
+        uint32_t id_len = session->id_len;
+        memcpy(id, session->id, id_len);
+        MUST(moor_session_keys(store, id, id_len, &keys));
+        moor_trace_free(keys);
+        MUST(moor_session_release(store, id, id_len));
+    }
     for (uint32_t i = 0; i < store->slots.count; i++) {
         const moor_record_slot *slot = moor_slots_at(&store->slots, i);
         if (!slot->used)
@@ -245,7 +286,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (moor_records_restore(records, &restore, &restored)) {
         moor_records_stats stats;
         moor_records_stats_get(records, &stats);
-        if (stats.records || stats.blocks || stats.live_bytes || records->created || records->ids.groups)
+        if (stats.records || stats.blocks || stats.live_bytes || records->created || records->ids.groups ||
+            records->sessions->entries)
             abort();
         return 0;
     }

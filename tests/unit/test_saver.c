@@ -257,6 +257,7 @@ static void S2_6_a_restored_store_never_says_an_old_epoch_of_new_rows(void **sta
     uint64_t last = moor_weights_epoch(process);
     assert_int_equal(last, 2);
     assert_int_equal(moor_store_save(store, target, 30), MOOR_OK);
+    moor_peer_destroy(peer);
     /* The same directory is another server's from here on: a new instance has epoch 1 and its own label. */
     moor_recorder_destroy(store);
     atomic_store(&shared->gate.epoch, 1);
@@ -266,7 +267,6 @@ static void S2_6_a_restored_store_never_says_an_old_epoch_of_new_rows(void **sta
     moor_weights_label(process, "base");
     assert_int_equal(open_store(), MOOR_OK);
     home.store = store;
-    moor_peer_destroy(peer);
     assert_int_equal(moor_store_restore(store, target), MOOR_OK);
     assert_int_equal(moor_peer_create(&home, 7, &peer), MOOR_OK);
     assert_int_equal(moor_weights_epoch(process), last + 1);

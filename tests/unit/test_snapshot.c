@@ -9,6 +9,9 @@
 
 #include "support/snapshots.h"
 
+#include "allocator/sessions.h"
+#include "allocator/trace.h"
+
 static void assert_open_status(lab_store *lab, const char *id, moor_status want)
 {
     moor_view *view = NULL;
@@ -37,8 +40,8 @@ static void round_trip(const moor_records_config *change)
     assert_status(snap_restore(&after, &dir), MOOR_OK);
     snap_assert_same(&before, &after);
     assert_int_equal(lab_stats(&after).records, SNAP_RECORDS);
-    lab_assert_empty(&before);
-    lab_assert_empty(&after);
+    snap_empty(&before);
+    snap_empty(&after);
     lab_close(&before);
     lab_close(&after);
     snap_dir_remove(&dir);
@@ -98,9 +101,9 @@ static void S2_6_ids_and_aliases_mean_what_they_meant(void **state)
     /* An id means its newest record: a fill goes there. */
     assert_int_equal(moor_record_by_core_id(lab.records, moor_id_hash("dup", 3))->rows.end, 7);
     assert_open_status(&lab, "gone", MOOR_E_NOT_FOUND);
-    lab_assert_empty(&lab);
+    snap_empty(&lab);
     lab_close(&lab);
-    lab_assert_empty(&before);
+    snap_empty(&before);
     lab_close(&before);
     snap_dir_remove(&dir);
 }
@@ -147,9 +150,9 @@ static void S2_6_shared_rows_are_stored_once_and_shared_again(void **state)
     lab_assert_rows(&lab, view, "p", 0, PROMPT, 1);
     lab_assert_rows(&lab, view, "s3", PROMPT, PROMPT + OWN, 1);
     lab_unview(&lab, view);
-    lab_assert_empty(&lab);
+    snap_empty(&lab);
     lab_close(&lab);
-    lab_assert_empty(&before);
+    snap_empty(&before);
     lab_close(&before);
     snap_dir_remove(&dir);
 }
@@ -171,9 +174,9 @@ static void S2_6_rows_that_nobody_needs_are_not_written(void **state)
     lab_open(&after);
     assert_status(snap_restore(&after, &dir), MOOR_OK);
     snap_assert_same(&lab, &after);
-    lab_assert_empty(&after);
+    snap_empty(&after);
     lab_close(&after);
-    lab_assert_empty(&lab);
+    snap_empty(&lab);
     lab_close(&lab);
     snap_dir_remove(&dir);
 }
@@ -211,9 +214,9 @@ static void S2_6_a_stale_handle_stays_stale(void **state)
     assert_status(moor_records_lease(lab.records, old), MOOR_E_STALE);
     assert_status(moor_records_lease(lab.records, leased), MOOR_E_STALE);
     lab_unview(&before, view);
-    lab_assert_empty(&lab);
+    snap_empty(&lab);
     lab_close(&lab);
-    lab_assert_empty(&before);
+    snap_empty(&before);
     lab_close(&before);
     snap_dir_remove(&dir);
 }
@@ -242,7 +245,7 @@ static void S2_6_a_restored_store_goes_on(void **state)
     lab_open(&again);
     assert_status(snap_restore(&again, &dir), MOOR_OK);
     assert_int_equal(lab_stats(&again).records, SNAP_RECORDS + 1);
-    lab_assert_empty(&again);
+    snap_empty(&again);
     lab_close(&again);
     /* The keep policy takes them in the old order: "b" was touched last before, "a" is new; what is leased or a session's stays. */
     moor_record_slot *newest = lab.records->newest;
@@ -250,12 +253,123 @@ static void S2_6_a_restored_store_goes_on(void **state)
     assert_string_equal(newest->older->id, "b");
     assert_string_equal(lab.records->oldest->id, "dup");
     moor_records_expire(lab.records, moor_now_ns());
-    assert_int_equal(lab_stats(&lab).records, 2);
+    assert_int_equal(lab_stats(&lab).records, 2 + 3 /* a session's */);
     lab_unview(&lab, view);
-    lab_assert_empty(&lab);
+    snap_empty(&lab);
     lab_close(&lab);
-    lab_assert_empty(&before);
+    snap_empty(&before);
     lab_close(&before);
+    snap_dir_remove(&dir);
+}
+
+static void assert_same_keys(lab_store *a, lab_store *b, const char *session)
+{
+    moor_trace_keys *x = NULL, *y = NULL;
+    assert_status(moor_session_keys(a->records, session, (uint32_t)strlen(session), &x), MOOR_OK);
+    assert_status(moor_session_keys(b->records, session, (uint32_t)strlen(session), &y), MOOR_OK);
+    assert_int_equal(x->n, y->n);
+    assert_int_equal(x->size, y->size);
+    assert_memory_equal(x->data, y->data, x->size);
+    moor_trace_free(x);
+    moor_trace_free(y);
+}
+
+static void assert_same_trace(lab_store *a, lab_store *b, const char *key)
+{
+    moor_trace *x = NULL, *y = NULL;
+    uint32_t n = (uint32_t)strlen(key);
+    assert_status(moor_session_export(a->records, 2, "trace", 5, key, n, &x), MOOR_OK);
+    assert_status(moor_session_export(b->records, 2, "trace", 5, key, n, &y), MOOR_OK);
+    assert_int_equal(x->n_tokens, y->n_tokens);
+    assert_true(x->has_tokens && y->has_tokens);
+    assert_memory_equal(x->tokens, y->tokens, x->n_tokens * sizeof(int32_t));
+    assert_int_equal(x->n_parts, y->n_parts);
+    for (uint32_t i = 0; i < x->n_parts; i++) {
+        assert_int_equal(x->parts[i].from, y->parts[i].from);
+        assert_int_equal(x->parts[i].to, y->parts[i].to);
+        assert_int_equal(x->parts[i].view->handle, y->parts[i].view->handle);
+    }
+    moor_trace_close(a->records, 2, x);
+    moor_trace_close(b->records, 2, y);
+    moor_trace_free(x);
+    moor_trace_free(y);
+}
+
+static void S2_6_sessions_come_back(void **state)
+{
+    (void)state;
+    static char key[3001];
+    lab_store before, lab;
+    snap_dir dir;
+    uint32_t what;
+    uint64_t values;
+    snap_dir_make(&dir);
+    lab_open(&before);
+    snap_fill(&before);
+    memset(key, 'x', sizeof(key) - 1);
+    for (uint32_t n = 1; n < sizeof(key); n++) { /* a long chain */
+        moor_trace_in in = {.start = MOOR_TRACE_BEHIND, .length = n % 3, .create = 1};
+        assert_status(moor_session_insert(before.records, 5, "empty", 5, key, n, &in), MOOR_OK);
+    }
+    assert_status(snap_save(&before, &dir), MOOR_OK);
+    lab_open(&lab);
+    assert_status(snap_restore(&lab, &dir), MOOR_OK);
+    snap_assert_same(&before, &lab);
+    const char *sessions[] = {"tree", "trace", "empty"};
+    for (int i = 0; i < 3; i++)
+        assert_same_keys(&before, &lab, sessions[i]);
+    assert_same_trace(&before, &lab, "hello world");
+    assert_same_trace(&before, &lab, "hello there");
+    assert_int_equal(lab_stats(&lab).session_keys, lab_stats(&before).session_keys);
+    moor_session_state(lab.records, "gone", 4, &what, &values);
+    assert_int_equal(what, MOOR_SESSION_GONE);
+    moor_session_state(lab.records, "never", 5, &what, &values);
+    assert_int_equal(what, MOOR_SESSION_NEVER);
+    /* The tries are of the same shape: what comes next hangs where it would have, and what goes takes the same along. */
+    lab_store *both[] = {&before, &lab};
+    for (int i = 0; i < 2; i++) {
+        moor_trace_in in = {.start = 0, .length = 1};
+        const char *more[] = {"abcde", "abx", "a", "axe"};
+        for (int k = 0; k < 4; k++)
+            assert_status(moor_session_insert(both[i]->records, 5, "tree", 4, more[k], (uint32_t)strlen(more[k]), &in),
+                          MOOR_OK);
+        assert_status(moor_session_release_key(both[i]->records, "tree", 4, "abcd", 4), MOOR_OK);
+    }
+    assert_same_keys(&before, &lab, "tree");
+    /* No client's end is theirs. */
+    assert_int_equal(moor_records_disconnect(lab.records, 5), 0);
+    moor_session_state(lab.records, "trace", 5, &what, &values);
+    assert_int_equal(what, MOOR_SESSION_LIVE);
+    /* A released one frees its records once, the parked one too. */
+    uint64_t records = lab_stats(&lab).records;
+    assert_status(moor_session_release_key(lab.records, "trace", 5, "hello world", 11), MOOR_OK);
+    assert_int_equal(lab_stats(&lab).records, records); /* "hello there" has it too */
+    assert_status(moor_session_release_key(lab.records, "trace", 5, "hello there", 11), MOOR_OK);
+    assert_int_equal(lab_stats(&lab).records, records - 1);
+    assert_status(moor_session_release_key(lab.records, "trace", 5, "hello", 5), MOOR_OK);
+    assert_int_equal(lab_stats(&lab).records, records - 2);
+    assert_status(moor_session_release(lab.records, "trace", 5), MOOR_OK);
+    assert_int_equal(lab_stats(&lab).records, records - 3);
+    snap_empty(&lab);
+    lab_close(&lab);
+    snap_empty(&before);
+    lab_close(&before);
+    snap_dir_remove(&dir);
+}
+
+static void S2_6_a_store_with_sessions_is_not_new(void **state)
+{
+    (void)state;
+    lab_store lab;
+    snap_dir dir;
+    snap_dir_make(&dir);
+    lab_open(&lab);
+    assert_status(snap_save(&lab, &dir), MOOR_OK);
+    assert_status(moor_session_start(lab.records, 5, "empty", 5, 1), MOOR_OK);
+    assert_status(snap_restore(&lab, &dir), MOOR_E_STATE);
+    assert_text("1 sessions");
+    snap_empty(&lab);
+    lab_close(&lab);
     snap_dir_remove(&dir);
 }
 
@@ -321,8 +435,8 @@ static void S2_6_weight_labels_and_the_epoch_come_back(void **state)
     assert_int_equal(all.n, 1);
     assert_int_equal(all.epochs[0], 2);
     assert_int_equal(strlen(all.labels[0]), MOOR_SNAP_LABEL_BYTES - 1);
-    lab_assert_empty(&before);
-    lab_assert_empty(&after);
+    snap_empty(&before);
+    snap_empty(&after);
     lab_close(&before);
     lab_close(&after);
     snap_dir_remove(&dir);
@@ -353,7 +467,7 @@ static void S2_6_only_a_quiet_store_is_saved(void **state)
     /* A seal that is still on the ring counts. */
     assert_status(moor_seal_push(lab.ring, moor_id_hash("also open", 9), (moor_hash128){0, 0}, 2, 0), MOOR_OK);
     assert_status(snap_save(&lab, &dir), MOOR_OK);
-    lab_assert_empty(&lab);
+    snap_empty(&lab);
     lab_close(&lab);
     snap_dir_remove(&dir);
 }
@@ -374,10 +488,10 @@ static void S2_6_it_is_restored_into_a_new_store_only(void **state)
     moor_view *view = lab_view(&lab, "mine");
     lab_assert_rows(&lab, view, "mine", 0, 5, 1);
     lab_unview(&lab, view);
-    lab_assert_empty(&lab);
+    snap_empty(&lab);
     assert_status(snap_restore(&lab, &dir), MOOR_E_STATE); /* empty, but its handles were given out */
     lab_close(&lab);
-    lab_assert_empty(&before);
+    snap_empty(&before);
     lab_close(&before);
     snap_dir_remove(&dir);
 }
@@ -419,7 +533,7 @@ static void S2_6_a_snapshot_of_another_model_is_refused(void **state)
     lab_defaults(&lab);
     lab.config.arena_bytes = 32 << 10;
     refused_by(&lab, &dir, MOOR_E_FULL, "48000 bytes of rows", "32768");
-    lab_assert_empty(&before);
+    snap_empty(&before);
     lab_close(&before);
     snap_dir_remove(&dir);
 }
@@ -482,7 +596,7 @@ static void two_do_not_write_one_snapshot(void **state)
     close(other);
     assert_status(snap_save(&lab, &dir), MOOR_OK);
     assert_int_equal(snap_temporary_left(&dir), 0);
-    lab_assert_empty(&lab);
+    snap_empty(&lab);
     lab_close(&lab);
     snap_dir_remove(&dir);
 }
@@ -506,9 +620,9 @@ static void a_deadline_or_a_closing_store_leaves_the_old_one(void **state)
     lab_open(&after);
     assert_status(snap_restore(&after, &dir), MOOR_OK);
     assert_int_equal(lab_stats(&after).records, 1);
-    lab_assert_empty(&after);
+    snap_empty(&after);
     lab_close(&after);
-    lab_assert_empty(&lab);
+    snap_empty(&lab);
     lab_close(&lab);
     snap_dir_remove(&dir);
 }
@@ -573,13 +687,13 @@ static void S2_6_a_store_that_goes_on_does_not_change_its_snapshot(void **state)
             lab_assert_rows(&after, view, slot->id, 0, 200, 1);
             lab_unview(&after, view);
         }
-        lab_assert_empty(&after);
+        snap_empty(&after);
         lab_close(&after);
     }
     atomic_store(&stop, 1);
     pthread_join(thread, NULL);
     assert_true(saved > 0);
-    lab_assert_empty(&shared);
+    snap_empty(&shared);
     lab_close(&shared);
     snap_dir_remove(&dir);
 }
@@ -594,6 +708,8 @@ int main(void)
         cmocka_unit_test(S2_6_rows_that_nobody_needs_are_not_written),
         cmocka_unit_test(S2_6_a_stale_handle_stays_stale),
         cmocka_unit_test(S2_6_a_restored_store_goes_on),
+        cmocka_unit_test(S2_6_sessions_come_back),
+        cmocka_unit_test(S2_6_a_store_with_sessions_is_not_new),
         cmocka_unit_test(an_empty_store_is_saved_too),
         cmocka_unit_test(S2_6_weight_labels_and_the_epoch_come_back),
         cmocka_unit_test(S2_6_only_a_quiet_store_is_saved),

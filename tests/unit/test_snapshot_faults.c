@@ -56,7 +56,7 @@ static uint64_t rows_in(const snap_dir *dir)
     } else {
         print_message("%s\n", moor_last_error());
     }
-    lab_assert_empty(&lab);
+    snap_empty(&lab);
     lab_close(&lab);
     return rows;
 }
@@ -67,7 +67,7 @@ static void save_one(const snap_dir *dir, uint32_t rows)
     lab_open(&lab);
     snap_fill_one(&lab, rows);
     assert_status(snap_save(&lab, dir), MOOR_OK);
-    lab_assert_empty(&lab);
+    snap_empty(&lab);
     lab_close(&lab);
 }
 
@@ -133,7 +133,7 @@ static void S2_6_the_first_snapshot_is_there_or_not(void **state)
         lab_open(&lab);
         moor_status status = snap_restore(&lab, &dir);
         assert_true(status == MOOR_E_NOT_FOUND || status == MOOR_OK);
-        lab_assert_empty(&lab);
+        snap_empty(&lab);
         lab_close(&lab);
         save_one(&dir, OLD); /* whatever was left, the next one works */
         snap_dir_remove(&dir);
@@ -155,7 +155,7 @@ static void S2_6_a_snapshot_is_on_the_disk_before_it_has_its_name(void **state)
     disarm();
     assert_string_equal(calls, "open of the directory;mkdir;fsync of the parent;open;flock;ftruncate;write;"
                                "write of the header;fsync;rename;fsync of the directory;");
-    lab_assert_empty(&lab);
+    snap_empty(&lab);
     lab_close(&lab);
     snap_dir_remove(&dir);
 }
@@ -182,18 +182,19 @@ static void S2_6_a_call_that_fails_leaves_the_old_one(void **state)
             assert_int_equal(lab_stats(&lab).blocks, blocks);
             /* Without the lock the temporary file may be another's. The next one takes it. */
             assert_int_equal(snap_temporary_left(&dir), no_lock);
+            if (status)
+                assert_text(dir.path);
             assert_int_equal(rows_in(&dir), !status || was_last ? NEW : OLD);
             if (!fired)
                 break;
             if (errors[e] == HALF && !status)
                 continue; /* a short write is gone on with */
-            assert_status(status, MOOR_E_IO);
-            assert_text(dir.path);
+            assert_int_equal(status, MOOR_E_IO);
             failures++;
         }
         assert_true(errors[e] == HALF ? failures == 1 /* the header's */ : failures >= 8);
     }
-    lab_assert_empty(&lab);
+    snap_empty(&lab);
     lab_close(&lab);
     snap_dir_remove(&dir);
 }
@@ -221,7 +222,7 @@ static void S2_6_reads_that_fail_or_fall_short_change_nothing(void **state)
         snap_assert_new(&lab);
     } while (1);
     assert_true(failed >= 8);
-    lab_assert_empty(&lab);
+    snap_empty(&lab);
     lab_close(&lab);
     for (n = 1;; n++) {
         lab_open(&lab);
@@ -231,7 +232,7 @@ static void S2_6_reads_that_fail_or_fall_short_change_nothing(void **state)
         moor_view *view = lab_view(&lab, "only");
         lab_assert_rows(&lab, view, "only", 0, OLD, 1);
         lab_unview(&lab, view);
-        lab_assert_empty(&lab);
+        snap_empty(&lab);
         lab_close(&lab);
         if (!fired)
             break;
@@ -268,9 +269,9 @@ static void S2_6_no_memory_at_any_step_of_saving(void **state)
     lab_open(&after);
     assert_status(snap_restore(&after, &dir), MOOR_OK);
     snap_assert_same(&lab, &after);
-    lab_assert_empty(&after);
+    snap_empty(&after);
     lab_close(&after);
-    lab_assert_empty(&lab);
+    snap_empty(&lab);
     lab_close(&lab);
     snap_dir_remove(&dir);
 }
@@ -294,7 +295,7 @@ static void S2_6_no_memory_at_any_step_of_restoring(void **state)
         moor_fault_arm(0);
         if (!status) { /* none failed, or one that is tried again: the arena's, after a purge */
             snap_assert_same(&before, &lab);
-            lab_assert_empty(&lab);
+            snap_empty(&lab);
             lab_close(&lab);
             lab_open(&lab);
             continue;
@@ -307,7 +308,7 @@ static void S2_6_no_memory_at_any_step_of_restoring(void **state)
     print_message("restoring: %llu allocations, each failed once\n", (unsigned long long)n - 1);
     assert_true(failed > 40);
     lab_close(&lab);
-    lab_assert_empty(&before);
+    snap_empty(&before);
     lab_close(&before);
     snap_dir_remove(&dir);
 }
@@ -356,9 +357,9 @@ static void S2_6_damage_anywhere_is_refused_with_its_place(void **state)
     snap_assert_same(&small, &lab);
     print_message("%zu bytes, each damaged in 3 ways and cut off\n", size);
     free(data);
-    lab_assert_empty(&lab);
+    snap_empty(&lab);
     lab_close(&lab);
-    lab_assert_empty(&small);
+    snap_empty(&small);
     lab_close(&small);
     snap_dir_remove(&dir);
 }
@@ -374,8 +375,8 @@ static void S2_6_the_place_of_damage_is_the_right_one(void **state)
     save_one(&dir, 200);
     size_t size = snap_read(&dir, &data);
     lab_open(&lab);
-    /* Rows are last before the table of six sections. */
-    size_t rows_end = size - 6 * MOOR_SNAP_ENTRY;
+    /* Behind the rows come a section of no sessions (4 bytes) and the table of seven sections. */
+    size_t rows_end = size - 7 * MOOR_SNAP_ENTRY - 4;
     data[rows_end - 1] ^= 4;
     snap_write(&dir, data, size);
     assert_status(snap_restore(&lab, &dir), MOOR_E_CORRUPT);

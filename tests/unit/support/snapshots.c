@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "snapshots.h"
 
+#include "allocator/sessions.h"
+
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -123,6 +125,57 @@ static void fill_gap(lab_store *lab)
     assert_status(moor_records_seal(lab->records, moor_id_hash("gap", 3), 12, MOOR_SEAL_ABORTED), MOOR_OK);
 }
 
+static void insert(lab_store *lab, const char *session, const char *key, const char *id, uint32_t n)
+{
+    int32_t tokens[32];
+    for (uint32_t i = 0; i < n; i++)
+        tokens[i] = (int32_t)(i * 1000 - n);
+    moor_trace_in in = {.handle = id ? handle_of(lab, id) : 0,
+                        .start = MOOR_TRACE_BEHIND,
+                        .length = MOOR_TRACE_ROWS,
+                        .tokens = tokens,
+                        .n_tokens = n,
+                        .create = 1};
+    assert_status(
+        moor_session_insert(lab->records, 5, session, (uint32_t)strlen(session), key, (uint32_t)strlen(key), &in),
+        MOOR_OK);
+}
+
+static void release_key(lab_store *lab, const char *session, const char *key)
+{
+    assert_status(
+        moor_session_release_key(lab->records, session, (uint32_t)strlen(session), key, (uint32_t)strlen(key)),
+        MOOR_OK);
+}
+
+/* "tree": the shape of SEMANTICS 3.2 with keys that have no value, and the root; "trace": two turns, the first of which was overwritten (its
+ * record is parked); "empty"; "gone", released. */
+static void fill_sessions(lab_store *lab)
+{
+    const char *keys[] = {"", "z", "a", "abc", "ab", "abcd", "ax"};
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
+        insert(lab, "tree", keys[i], NULL, (uint32_t)i);
+    release_key(lab, "tree", "abc");
+    release_key(lab, "tree", "a");
+    lab_run(lab, "turn1", 9, 2);
+    lab_run(lab, "turn1 again", 9, 2);
+    lab_run(lab, "turn2", 15, 2);
+    insert(lab, "trace", "hello", "turn1", 11);
+    insert(lab, "trace", "hello", "turn1 again", 11);
+    insert(lab, "trace", "hello world", "turn2", 6);
+    insert(lab, "trace", "hello there", "turn2", 6);
+    assert_status(moor_session_start(lab->records, 5, "empty", 5, 0), MOOR_OK);
+    insert(lab, "gone", "x", NULL, 1);
+    assert_status(moor_session_release(lab->records, "gone", 4), MOOR_OK);
+}
+
+void snap_release_sessions(lab_store *lab)
+{
+    const char *ids[] = {"tree", "trace", "empty"};
+    for (int i = 0; i < 3; i++)
+        (void)moor_session_release(lab->records, ids[i], (uint32_t)strlen(ids[i]));
+}
+
 void snap_fill(lab_store *lab)
 {
     lab_run(lab, "dup", 5, 2);
@@ -140,6 +193,7 @@ void snap_fill(lab_store *lab)
     lab_unview(lab, lab_view(lab, "read"));
     lab_run(lab, "gone too", 9, 1);
     assert_status(moor_records_event(lab->records, handle_of(lab, "gone too"), MOOR_EVENT_DISCARD), MOOR_OK);
+    fill_sessions(lab);
     lab_unview(lab, lab_view(lab, "b")); /* touched last */
 }
 
@@ -163,6 +217,7 @@ static void assert_same_view(lab_store *a, const moor_view *x, lab_store *b, con
     assert_int_equal(x->reasons, y->reasons);
     assert_int_equal(x->id_len, y->id_len);
     assert_memory_equal(x->id, y->id, x->id_len);
+    assert_string_equal(x->session, y->session);
     assert_int_equal(x->n_versions, y->n_versions);
     for (uint32_t i = 0; i < x->n_versions; i++) {
         assert_int_equal(x->versions[i].start, y->versions[i].start);
@@ -223,4 +278,12 @@ void snap_assert_new(lab_store *lab)
     assert_int_equal(lab->records->created, 0);
     assert_null(lab->records->ids.groups);
     assert_null(lab->records->oldest);
+    assert_null(lab->records->sessions->entries);
+    assert_int_equal(stats.session_keys, 0);
+}
+
+void snap_empty(lab_store *lab)
+{
+    snap_release_sessions(lab);
+    lab_assert_empty(lab);
 }

@@ -27,9 +27,14 @@ moor_status snap_restore(lab_store *lab, const snap_dir *dir);
 /* Records a (http#0, rollout, 2 epochs), b and c (a's siblings by the KV index; c: http#1, trace_store), gap (rows missing for two reasons),
  * dup twice (one id, two records), none (owner none), long (several blocks), read (opened), and slots whose records were freed. */
 void snap_fill(lab_store *lab);
-enum { SNAP_RECORDS = 9 };
+/* And sessions: see fill_sessions. They are released before the store is emptied. */
+void snap_release_sessions(lab_store *lab);
+enum { SNAP_RECORDS = 12 };
 /* A store of one record "only" with `rows` rows. */
 void snap_fill_one(lab_store *lab, uint32_t rows);
+
+/* lab_assert_empty, sessions first. */
+void snap_empty(lab_store *lab);
 
 /* Every record of `a` is in `b` under the same handle, with the same rows, and nothing else is. */
 void snap_assert_same(lab_store *a, lab_store *b);
