@@ -102,14 +102,13 @@ static int unchanged(moor_client *client, const struct timespec *mtime)
     return same;
 }
 
-/* What the directory's time says about its content: its clock ticks in steps, so that a store that appears in the same one as our
- * last look leaves it as it was. Until it is a while past, the directory is read each time. */
+/* The directory's time, if it tells of all that is in it; 0 while another store may yet appear without changing it, in the same tick. */
 static struct timespec settled(const struct timespec *mtime)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    double age_s = (double)(now.tv_sec - mtime->tv_sec) + (double)(now.tv_nsec - mtime->tv_nsec) * 1e-9;
-    return age_s * 1000 > SETTLED_MS ? *mtime : (struct timespec){0};
+    double ms = 1e3 * (double)(now.tv_sec - mtime->tv_sec) + 1e-6 * (double)(now.tv_nsec - mtime->tv_nsec);
+    return ms > SETTLED_MS ? *mtime : (struct timespec){0};
 }
 
 /* Connects to stores that appeared. Cheap when nothing changed: one fstat. MOOR_E_CLOSED: the instance is gone. */
@@ -118,11 +117,10 @@ static moor_status refresh(moor_client *client)
     struct stat st;
     struct dirent *entry;
     moor_status status = MOOR_OK;
-    int all_known = 1;
-    int there = fstat(client->dir_fd, &st) == 0 && st.st_nlink > 0;
+    int all_known = 1, there = fstat(client->dir_fd, &st) == 0 && st.st_nlink > 0;
     if (there && unchanged(client, &st.st_mtim))
         return MOOR_OK;
-    struct timespec settled_at = settled(&st.st_mtim); /* before the directory is read */
+    struct timespec settled_at = there ? settled(&st.st_mtim) : (struct timespec){0}; /* before it is read */
     if (!there || !moor_locks_server_alive(client->dir_fd))
         return moor_fail(MOOR_E_CLOSED, "the server of instance \"%s\" in %s is gone", client->where.name,
                          client->where.dir);
@@ -401,9 +399,8 @@ static moor_status find(moor_client *client, const struct request *request, doub
                 found_drop(found);
             return status;
         }
-        if (moor_now_ns() >= deadline_ns) {
+        if (moor_now_ns() >= deadline_ns)
             return moor_fail(status, "%s", found->text);
-        }
         if (!found->waits) {
             sleep_ms(pause_ms, deadline_ns);
             pause_ms = pause_ms * 2 > ASK_MAX_MS ? ASK_MAX_MS : pause_ms * 2;
