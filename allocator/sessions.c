@@ -158,10 +158,17 @@ static moor_status start(moor_sessions *sessions, uint64_t client, const char *i
     return MOOR_OK;
 }
 
-/* Nothing is left in it. */
+static void forget_value(void *user, void *value)
+{
+    (void)user;
+    moor_heap_free(value);
+}
+
+/* It holds no record any more, or nobody asks. */
 static moor_session_entry *end(moor_sessions *sessions, moor_session *session)
 {
     moor_session_entry *entry = session->entry;
+    moor_trie_release_all(&session->trie, forget_value, NULL);
     leave_owner(sessions, session);
     entry->session = NULL;
     sessions->live--;
@@ -343,12 +350,6 @@ uint32_t moor_sessions_disconnect(moor_records *records, uint64_t client)
     return n;
 }
 
-static void forget_value(void *user, void *value)
-{
-    (void)user;
-    moor_heap_free(value);
-}
-
 void moor_sessions_forget(moor_sessions *sessions)
 {
     sessions->values = 0;
@@ -356,7 +357,6 @@ void moor_sessions_forget(moor_sessions *sessions)
         moor_session_entry *entry = sessions->entries;
         moor_session *session = entry->session;
         if (session) {
-            moor_trie_release_all(&session->trie, forget_value, NULL);
             for (moor_record_slot *record = session->first; record; record = record->session_next) {
                 record->session = NULL;
                 record->places = NULL;

@@ -14,7 +14,7 @@
 #include "plugin/peer.h"
 #include "plugin/process.h"
 
-enum { LAYERS = 2, TOP_K = 2, SEEDS = 6 };
+enum { LAYERS = 2, TOP_K = 2, SEEDS = 10, MANY_GONE = 10000 };
 
 static moor_process *process;
 static moor_store *store;
@@ -44,18 +44,9 @@ static void make_record(const char *id, int sealed)
         MUST(moor_records_seal(store->records, moor_id_hash(id, (uint32_t)strlen(id)), 5, 0));
 }
 
-static void make_store(void)
+static void make_records(void)
 {
-    moor_process_args args = MOOR_PROCESS_ARGS_INIT;
     moor_store_args store_args = MOOR_STORE_ARGS_INIT;
-    if (!mkdtemp(dir) || setenv("MOOR_DIR", dir, 1))
-        abort();
-    unsetenv("MOOR_INSTANCE");
-    unsetenv("MOOR_CONFIG");
-    moor_config *config;
-    MUST(moor_config_parse("{\"log\":\"error\"}", 15, &config));
-    MUST(moor_process_join(config, &args, &process));
-    moor_config_free(config);
     store_args.layers = LAYERS;
     store_args.top_k = TOP_K;
     store_args.num_experts = 8;
@@ -68,6 +59,20 @@ static void make_store(void)
     make_record("a", 1);
     make_record("b", 1);
     make_record("c", 0);
+}
+
+static void make_store(void)
+{
+    moor_process_args args = MOOR_PROCESS_ARGS_INIT;
+    if (!mkdtemp(dir) || setenv("MOOR_DIR", dir, 1))
+        abort();
+    unsetenv("MOOR_INSTANCE");
+    unsetenv("MOOR_CONFIG");
+    moor_config *config;
+    MUST(moor_config_parse("{\"log\":\"error\"}", 15, &config));
+    MUST(moor_process_join(config, &args, &process));
+    moor_config_free(config);
+    make_records();
 }
 
 /* Inputs may discard records; then they are made anew. */
@@ -94,6 +99,53 @@ static void message(uint8_t **at, uint16_t type, const void *payload, size_t n, 
     put(at, id, strlen(id));
 }
 
+/* A request about session "s" with two tokens, in `pieces` messages. */
+static void about_session(uint8_t **at, uint16_t type, moor_wire_session head, const char *key, unsigned pieces)
+{
+    uint8_t body[256], *end = body;
+    const int32_t tokens[2] = {1, 2};
+    head.id_len = 1;
+    head.key_len = (uint32_t)strlen(key);
+    head.n_tokens = head.flags & MOOR_WIRE_TOKENS ? 2 : 0;
+    put(&end, &head, sizeof(head));
+    put(&end, tokens, head.n_tokens * sizeof(int32_t));
+    put(&end, "s", 1);
+    put(&end, key, strlen(key));
+    size_t n = (size_t)(end - body), part = n / pieces;
+    for (unsigned i = 0; i < pieces; i++) {
+        size_t from = i * part, to = i + 1 < pieces ? from + part : n;
+        moor_wire_header header = {.length = (uint32_t)(sizeof(header) + to - from),
+                                   .type = type,
+                                   .flags = i + 1 < pieces ? MOOR_WIRE_MORE : 0,
+                                   .tag = type};
+        put(at, &header, sizeof(header));
+        put(at, body + from, to - from);
+    }
+}
+
+static void session_seed(uint8_t **at, size_t index)
+{
+    moor_wire_session insert = {.handle = first_handle,
+                                .start = UINT64_MAX,
+                                .length = UINT64_MAX,
+                                .flags = MOOR_WIRE_TOKENS | MOOR_WIRE_CREATE},
+                      plain = {.handle = 0}, kept = {.flags = MOOR_WIRE_KEEP}, key = {.flags = MOOR_WIRE_ONE_KEY},
+                      tokens = {.flags = MOOR_WIRE_TOKENS};
+    about_session(at, MOOR_WIRE_SESSION_START, index == 9 ? kept : plain, "", 1);
+    about_session(at, MOOR_WIRE_SESSION_INSERT, insert, "k", index == 7 ? 3 : 1);
+    insert.handle = 0;
+    about_session(at, MOOR_WIRE_SESSION_INSERT, insert, "kl", 1);
+    about_session(at, MOOR_WIRE_SESSION_STATE, plain, "", 1);
+    about_session(at, MOOR_WIRE_SESSION_SEARCH, plain, "kl and more", index == 7 ? 2 : 1);
+    about_session(at, MOOR_WIRE_SESSION_KEYS, plain, "", 1);
+    about_session(at, MOOR_WIRE_SESSION_EXPORT, plain, index == 8 ? "k" : "kl", 1);
+    if (index == 8)
+        about_session(at, MOOR_WIRE_SESSION_ROLLBACK, tokens, "kl", 1);
+    about_session(at, MOOR_WIRE_SESSION_RELEASE, key, "kl", 1);
+    if (index != 9)
+        about_session(at, MOOR_WIRE_SESSION_RELEASE, plain, "", 1);
+}
+
 size_t fuzz_n_seeds(void)
 {
     return SEEDS;
@@ -104,7 +156,8 @@ size_t fuzz_seed(size_t index, uint8_t *out, size_t room)
     uint8_t *at = out;
     moor_wire_hello hello = {MOOR_WIRE_MAGIC, MOOR_WIRE_VERSION, 1, 0};
     moor_wire_open open = {0, 5, index == 3 ? MOOR_OPEN_PREFIX : 0, 1}, waits = {1000000, 0, 0, 1};
-    if (room < 512)
+    moor_wire_truncate cut = {5, 5, 1, 0};
+    if (room < 2048)
         return 0;
     if (!store)
         make_store();
@@ -120,13 +173,15 @@ size_t fuzz_seed(size_t index, uint8_t *out, size_t room)
         message(&at, MOOR_WIRE_OPEN, &open, sizeof(open), "c");
     if (index == 4)
         message(&at, MOOR_WIRE_RELEASE, &handle, sizeof(handle), "");
-    if (index >= 4) {
+    if (index == 4 || index == 5) {
         message(&at, MOOR_WIRE_OPEN_HANDLE, &handle, sizeof(handle), "");
-        message(&at, MOOR_WIRE_TRUNCATE, &open, sizeof(open), "b");
+        message(&at, MOOR_WIRE_TRUNCATE, &cut, sizeof(cut), "b");
         message(&at, MOOR_WIRE_CLAIM, &handle, sizeof(handle), "");
     }
     if (index == 5)
         message(&at, MOOR_WIRE_EVENT, &handle, sizeof(handle), "");
+    if (index >= 6)
+        session_seed(&at, index);
     message(&at, MOOR_WIRE_STATS, "", 0, "");
     return (size_t)(at - out);
 }
@@ -174,6 +229,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     moor_records_stats_get(store->records, &stats);
     if (stats.leases || stats.clients)
         abort();
+    if (stats.sessions || stats.sessions_gone > MANY_GONE) { /* kept ones, and what is left of others: begin anew */
+        moor_recorder_destroy(store);
+        make_records();
+    }
     renew_records();
     return 0;
 }

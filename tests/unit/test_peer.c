@@ -170,6 +170,108 @@ static void leases_end_with_the_peer(void **state)
     assert_int_equal(moor_peer_create(&home, 8, &peer), MOOR_OK);
 }
 
+/* ---- requests in pieces ------------------------------------------------------------------------------------------ */
+
+static moor_status send_piece(uint16_t type, uint32_t tag, int more, const void *data, size_t n)
+{
+    moor_wire_header header = {
+        .length = (uint32_t)(sizeof(header) + n), .type = type, .flags = more ? MOOR_WIRE_MORE : 0, .tag = tag};
+    moor_status status = moor_peer_input(peer, &header, sizeof(header), 0);
+    return status || !n ? status : moor_peer_input(peer, data, n, 0);
+}
+
+/* A request to insert key "k" of session "s" with one token; one byte too many or too few with `off`. */
+static size_t insert_body(unsigned char *out, int off)
+{
+    moor_wire_session head = {.start = 0,
+                              .length = UINT64_MAX,
+                              .id_len = 1,
+                              .key_len = (uint32_t)(1 + off),
+                              .n_tokens = 1,
+                              .flags = MOOR_WIRE_TOKENS | MOOR_WIRE_CREATE};
+    const int32_t token = 5;
+    memcpy(out, &head, sizeof(head));
+    memcpy(out + sizeof(head), &token, sizeof(token));
+    memcpy(out + sizeof(head) + sizeof(token), "sk", 2);
+    return sizeof(head) + sizeof(token) + 2;
+}
+
+static void S3_a_request_in_pieces_is_one_request(void **state)
+{
+    (void)state;
+    unsigned char body[64];
+    size_t n = insert_body(body, 0);
+    moor_records_stats stats;
+    send_hello();
+    reply(1);
+    for (size_t i = 0; i < n; i++)
+        assert_int_equal(send_piece(MOOR_WIRE_SESSION_INSERT, 2, i + 1 < n, body + i, 1), MOOR_OK);
+    assert_int_equal(reply(2), MOOR_OK);
+    moor_records_stats_get(store->records, &stats);
+    assert_int_equal(stats.session_keys, 1);
+    assert_int_equal(send_piece(MOOR_WIRE_SESSION_INSERT, 3, 0, body, n), MOOR_OK); /* and whole ones go on */
+    assert_int_equal(reply(3), MOOR_OK);
+    moor_peer_destroy(peer); /* in the middle of another one: its session goes, too */
+    assert_int_equal(moor_peer_create(&home, 8, &peer), MOOR_OK);
+    moor_records_stats_get(store->records, &stats);
+    assert_int_equal(stats.sessions, 0);
+}
+
+static void pieces_that_are_none_end_the_connection(void **state)
+{
+    (void)state;
+    unsigned char body[64];
+    size_t n = insert_body(body, 0);
+    assert_int_equal(send_piece(MOOR_WIRE_SESSION_INSERT, 1, 1, body, 10), MOOR_E_CORRUPT); /* before the greeting */
+    for (int wrong = 0; wrong < 5; wrong++) {
+        moor_peer_destroy(peer);
+        assert_int_equal(moor_peer_create(&home, 10 + (uint64_t)wrong, &peer), MOOR_OK);
+        send_hello();
+        reply(1);
+        if (wrong == 0) { /* only requests about sessions */
+            assert_int_equal(send_piece(MOOR_WIRE_OPEN, 2, 1, body, 10), MOOR_E_CORRUPT);
+            continue;
+        }
+        assert_int_equal(send_piece(MOOR_WIRE_SESSION_INSERT, 2, 1, body, 10), MOOR_OK);
+        if (wrong == 1) /* another message between */
+            assert_int_equal(send_open(3, 'a', 0), MOOR_E_CORRUPT);
+        else if (wrong == 2)
+            assert_int_equal(send_piece(MOOR_WIRE_SESSION_INSERT, 3, 0, body + 10, n - 10), MOOR_E_CORRUPT);
+        else if (wrong == 3)
+            assert_int_equal(send_piece(MOOR_WIRE_SESSION_KEYS, 2, 0, body + 10, n - 10), MOOR_E_CORRUPT);
+        else
+            assert_int_equal(send_piece(MOOR_WIRE_SESSION_INSERT, 2, 0, body + 10, n - 11), MOOR_E_CORRUPT);
+    }
+}
+
+static void lengths_inside_a_request_must_add_up(void **state)
+{
+    (void)state;
+    unsigned char body[64];
+    for (int off = -1; off <= 1; off += 2) {
+        send_hello();
+        size_t n = insert_body(body, off);
+        assert_int_equal(send_piece(MOOR_WIRE_SESSION_INSERT, 2, 0, body, n), MOOR_E_CORRUPT);
+        moor_peer_destroy(peer);
+        assert_int_equal(moor_peer_create(&home, 20 + (uint64_t)off, &peer), MOOR_OK);
+    }
+}
+
+static void a_request_has_an_end(void **state)
+{
+    (void)state;
+    static unsigned char bytes[60000];
+    moor_status status = MOOR_OK;
+    uint64_t sent = 0;
+    send_hello();
+    while (!status && sent < 2ull * MOOR_WIRE_REQUEST_LIMIT) {
+        status = send_piece(MOOR_WIRE_SESSION_SEARCH, 2, 1, bytes, sizeof(bytes));
+        sent += sizeof(bytes);
+    }
+    assert_int_equal(status, MOOR_E_CORRUPT);
+    assert_true(sent > MOOR_WIRE_REQUEST_LIMIT);
+}
+
 static int begin_allowing(void **state)
 {
     setenv("MOOR_CONFIG", "{\"allow_uids\":[4321]}", 1);
@@ -203,6 +305,10 @@ int main(void)
         TEST(waiting_opens_are_bounded),
         TEST(a_second_greeting_ends_the_connection),
         TEST(leases_end_with_the_peer),
+        TEST(S3_a_request_in_pieces_is_one_request),
+        TEST(pieces_that_are_none_end_the_connection),
+        TEST(lengths_inside_a_request_must_add_up),
+        TEST(a_request_has_an_end),
         TEST(only_our_user_may_connect),
         cmocka_unit_test_setup_teardown(so_may_users_that_are_named, begin_allowing, end),
     };
