@@ -15,13 +15,6 @@ static _Thread_local int table_full;
 #include "error.h"
 #include "records.h"
 
-/* What the store keeps of an id that ever was a session's. */
-typedef struct moor_session_entry {
-    moor_hash128 hash;
-    moor_session *session; /* NULL: released */
-    UT_hash_handle hh;
-} moor_session_entry;
-
 typedef struct moor_session_owner {
     uint64_t client;
     moor_session *first;
@@ -41,47 +34,16 @@ moor_status moor_sessions_open(moor_records *records)
 
 /* ---- the table -------------------------------------------------------------------------------------------------- */
 
-static moor_session_entry *entry_of(const moor_sessions *sessions, const char *id, uint32_t id_len)
-{
-    moor_hash128 hash = moor_id_hash(id, id_len);
-    moor_session_entry *entry = NULL;
-    HASH_FIND(hh, sessions->entries, &hash, sizeof(hash), entry);
-    return entry;
-}
-
 moor_status moor_session_get(moor_sessions *sessions, const char *id, uint32_t id_len, moor_session **out)
 {
-    const moor_session_entry *entry = entry_of(sessions, id, id_len);
-    if (!entry)
+    const moor_session_slot *slot = moor_session_table_find(&sessions->table, moor_id_hash(id, id_len));
+    if (!slot)
         return moor_fail(MOOR_E_NOT_FOUND, "no session %.*s", (int)id_len, id);
-    if (!entry->session)
+    if (!slot->session)
         return moor_fail(MOOR_E_GONE, "session %.*s was released; its id is used again only when it is started",
                          (int)id_len, id);
-    *out = entry->session;
+    *out = slot->session;
     return MOOR_OK;
-}
-
-static moor_session_entry *entry_new(moor_sessions *sessions, moor_hash128 hash)
-{
-    moor_session_entry *entry = moor_heap_alloc(sizeof(*entry));
-    if (!entry)
-        return NULL;
-    entry->hash = hash;
-    table_full = 0;
-    HASH_ADD(hh, sessions->entries, hash, sizeof(entry->hash), entry);
-    if (table_full) {
-        moor_heap_free(entry);
-        return NULL;
-    }
-    sessions->gone++; /* until it has a session */
-    return entry;
-}
-
-static void entry_forget(moor_sessions *sessions, moor_session_entry *entry)
-{
-    HASH_DELETE(hh, sessions->entries, entry);
-    moor_heap_free(entry);
-    sessions->gone--;
 }
 
 static moor_session_owner *owner_for(moor_sessions *sessions, uint64_t client)
@@ -124,15 +86,14 @@ static void leave_owner(moor_sessions *sessions, moor_session *session)
 static moor_status start(moor_sessions *sessions, uint64_t client, const char *id, uint32_t id_len, moor_session **out,
                          int *fresh)
 {
-    moor_session_entry *entry = entry_of(sessions, id, id_len);
+    moor_hash128 hash = moor_id_hash(id, id_len);
+    moor_session_slot *slot = moor_session_table_find(&sessions->table, hash);
     moor_session *session = moor_heap_alloc(sizeof(*session) + id_len + 1);
     moor_session_owner *owner = session && client != MOOR_CLIENT_NONE ? owner_for(sessions, client) : NULL;
-    *fresh = entry == NULL;
-    if (session && !entry)
-        entry = entry_new(sessions, moor_id_hash(id, id_len));
-    if (!session || !entry || (client != MOOR_CLIENT_NONE && !owner)) {
-        if (entry && *fresh)
-            entry_forget(sessions, entry);
+    *fresh = slot == NULL;
+    if (session && !slot && (client == MOOR_CLIENT_NONE || owner))
+        slot = moor_session_table_add(&sessions->table, hash);
+    if (!session || !slot || (client != MOOR_CLIENT_NONE && !owner)) {
         if (owner && !owner->first) {
             HASH_DELETE(hh, sessions->owners, owner);
             moor_heap_free(owner);
@@ -143,8 +104,8 @@ static moor_status start(moor_sessions *sessions, uint64_t client, const char *i
     moor_trie_init(&session->trie);
     memcpy(session->id, id, id_len);
     session->id_len = id_len;
-    session->entry = entry;
-    entry->session = session;
+    session->hash = hash;
+    slot->session = session;
     session->owner = owner;
     if (owner) {
         session->next = owner->first;
@@ -152,7 +113,7 @@ static moor_status start(moor_sessions *sessions, uint64_t client, const char *i
             owner->first->previous = session;
         owner->first = session;
     }
-    sessions->gone--;
+    sessions->gone -= !*fresh;
     sessions->live++;
     *out = session;
     return MOOR_OK;
@@ -165,16 +126,23 @@ static void forget_value(void *user, void *value)
 }
 
 /* It holds no record any more, or nobody asks. */
-static moor_session_entry *end(moor_sessions *sessions, moor_session *session)
+static void end(moor_sessions *sessions, moor_session *session)
 {
-    moor_session_entry *entry = session->entry;
     moor_trie_release_all(&session->trie, forget_value, NULL);
     leave_owner(sessions, session);
-    entry->session = NULL;
+    moor_session_table_find(&sessions->table, session->hash)->session = NULL;
     sessions->live--;
     sessions->gone++;
     moor_heap_free(session);
-    return entry;
+}
+
+/* It never was. */
+static void undo_start(moor_sessions *sessions, moor_session *session)
+{
+    moor_hash128 hash = session->hash;
+    end(sessions, session);
+    moor_session_table_remove(&sessions->table, moor_session_table_find(&sessions->table, hash));
+    sessions->gone--;
 }
 
 static moor_status check_id(const char *id, uint32_t id_len)
@@ -194,8 +162,8 @@ moor_status moor_session_start(moor_records *records, uint64_t client, const cha
     if (status)
         return status;
     pthread_mutex_lock(&sessions->lock);
-    const moor_session_entry *entry = entry_of(sessions, id, id_len);
-    if (!entry || !entry->session)
+    const moor_session_slot *slot = moor_session_table_find(&sessions->table, moor_id_hash(id, id_len));
+    if (!slot || !slot->session)
         status = start(sessions, keep ? MOOR_CLIENT_NONE : client, id, id_len, &session, &fresh);
     pthread_mutex_unlock(&sessions->lock);
     return status;
@@ -205,9 +173,9 @@ void moor_session_state(moor_records *records, const char *id, uint32_t id_len, 
 {
     moor_sessions *sessions = records->sessions;
     pthread_mutex_lock(&sessions->lock);
-    const moor_session_entry *entry = entry_of(sessions, id, id_len);
-    *state = !entry ? MOOR_SESSION_NEVER : entry->session ? MOOR_SESSION_LIVE : MOOR_SESSION_GONE;
-    *values = entry && entry->session ? entry->session->trie.keys : 0;
+    const moor_session_slot *slot = moor_session_table_find(&sessions->table, moor_id_hash(id, id_len));
+    *state = !slot ? MOOR_SESSION_NEVER : slot->session ? MOOR_SESSION_LIVE : MOOR_SESSION_GONE;
+    *values = slot && slot->session ? slot->session->trie.keys : 0;
     pthread_mutex_unlock(&sessions->lock);
 }
 
@@ -353,18 +321,18 @@ uint32_t moor_sessions_disconnect(moor_records *records, uint64_t client)
 void moor_sessions_forget(moor_sessions *sessions)
 {
     sessions->values = 0;
-    while (sessions->entries) {
-        moor_session_entry *entry = sessions->entries;
-        moor_session *session = entry->session;
-        if (session) {
-            for (moor_record_slot *record = session->first; record; record = record->session_next) {
-                record->session = NULL;
-                record->places = NULL;
-            }
-            end(sessions, session);
+    for (uint64_t i = 0; i < sessions->table.room; i++) {
+        moor_session *session = sessions->table.slots[i].session;
+        if (!session)
+            continue;
+        for (moor_record_slot *record = session->first; record; record = record->session_next) {
+            record->session = NULL;
+            record->places = NULL;
         }
-        entry_forget(sessions, entry);
+        end(sessions, session);
     }
+    moor_session_table_close(&sessions->table);
+    sessions->gone = 0;
 }
 
 void moor_sessions_close(moor_records *records)
@@ -510,7 +478,7 @@ moor_status moor_session_insert(moor_records *records, uint64_t client, const ch
     if (!status) {
         status = insert(records, session, key, key_len, in);
         if (status && fresh)
-            entry_forget(sessions, end(sessions, session)); /* nothing changed */
+            undo_start(sessions, session); /* nothing changed */
     }
     pthread_mutex_unlock(&sessions->lock);
     return status;
@@ -521,21 +489,25 @@ moor_status moor_session_insert(moor_records *records, uint64_t client, const ch
 void moor_sessions_each(const moor_sessions *sessions,
                         void (*visit)(void *user, moor_hash128 hash, const moor_session *session), void *user)
 {
-    for (const moor_session_entry *entry = sessions->entries; entry; entry = entry->hh.next)
-        visit(user, entry->hash, entry->session);
+    for (uint64_t i = 0; i < sessions->table.room; i++) {
+        const moor_session_slot *slot = &sessions->table.slots[i];
+        if (!moor_hash_none(slot->hash))
+            visit(user, slot->hash, slot->session);
+    }
 }
 
 moor_status moor_session_restore(moor_sessions *sessions, moor_hash128 hash, const char *id, uint32_t id_len,
                                  moor_session **out)
 {
-    moor_session_entry *entry = NULL;
     int fresh;
-    HASH_FIND(hh, sessions->entries, &hash, sizeof(hash), entry);
-    if (entry)
+    if (moor_session_table_find(&sessions->table, hash))
         return moor_fail(MOOR_E_EXISTS, "a session is there twice");
     if (id)
         return start(sessions, MOOR_CLIENT_NONE, id, id_len, out, &fresh);
-    return entry_new(sessions, hash) ? MOOR_OK : moor_fail(MOOR_E_NOMEM, "no memory for a released session");
+    if (!moor_session_table_add(&sessions->table, hash))
+        return moor_fail(MOOR_E_NOMEM, "no memory for a released session");
+    sessions->gone++;
+    return MOOR_OK;
 }
 
 void moor_session_restore_record(moor_session *session, moor_record_slot *record, int parked)

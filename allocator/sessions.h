@@ -15,6 +15,7 @@
 
 #include <pthread.h>
 
+#include "sessiontable.h"
 #include "store.h"
 #include "trie.h"
 
@@ -37,15 +38,15 @@ struct moor_session {
     struct moor_record_slot *first, *last; /* records that it owns, parked ones included */
     struct moor_session_owner *owner;      /* the client whose end is its end; NULL: it outlives it */
     moor_session *next, *previous;         /* of that owner */
-    struct moor_session_entry *entry;
+    moor_hash128 hash;
     uint32_t id_len;
     char id[];
 };
 
 typedef struct moor_sessions {
     pthread_mutex_t lock;
-    struct moor_session_entry *entries; /* uthash by the id's hash; released ones too */
-    struct moor_session_owner *owners;  /* uthash by client */
+    moor_session_table table;          /* released ids, too */
+    struct moor_session_owner *owners; /* uthash by client */
     uint64_t live, gone, values;
 } moor_sessions;
 
@@ -89,7 +90,7 @@ moor_status moor_session_release_key(moor_records *records, const char *id, uint
 
 /* ---- snapshots (snapsessions.c); under the sessions' lock and the store's ---- */
 
-/* Every id that ever was a session's, in the order of their first use. session NULL: released. */
+/* Every id that ever was a session's, in no order. session NULL: released. */
 void moor_sessions_each(const moor_sessions *sessions,
                         void (*visit)(void *user, moor_hash128 hash, const moor_session *session), void *user);
 /* A session that outlives every client; id NULL: a released one. MOOR_E_EXISTS: its hash is there. */

@@ -22,9 +22,9 @@ ROOT = os.path.dirname(HERE)
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
-def program():
+def program(name="moor-bench"):
     build = os.environ.get("MOOR_BUILD_DIR", os.path.join(ROOT, "build"))
-    path = os.path.join(build, "bench", "moor-bench")
+    path = os.path.join(build, "bench", name)
     if not os.access(path, os.X_OK):
         sys.exit(f"{path} is not there: `make` first, or set MOOR_BUILD_DIR")
     return path
@@ -56,6 +56,7 @@ def plan(python, only):
             todo.append((groups, [python, os.path.join(HERE, "peers", script), *args]))
         else:
             skipped.append(f"{' '.join([script, *args])}: no {module} (no engine environment)")
+    todo += [("trie", [program("bench_trie")]), ("trie", [sys.executable, os.path.join(HERE, "peers", "dict_trie.py")])]
     return [cmd for groups, cmd in todo if not only or only in groups.split()], skipped
 
 
@@ -146,7 +147,7 @@ def main():
     p.add_argument("--engine", action="store_true", help="tokens/s of a real vLLM server, with and without Moor")
     p.add_argument("--engine-rounds", type=int, default=8)
     p.add_argument("--write-docs", action="store_true")
-    p.add_argument("--only", choices=("decode", "prefill", "lease", "gate", "open", "barrier", "engine"))
+    p.add_argument("--only", choices=("decode", "prefill", "lease", "gate", "open", "barrier", "trie", "engine"))
     a = p.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     python = engine_python()

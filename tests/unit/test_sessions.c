@@ -591,6 +591,33 @@ static void S1_10_truncating_a_record_cuts_the_tokens_of_its_session(void **stat
 
 /* ---- limits ----------------------------------------------------------------------------------------------------- */
 
+/* Ids that all want the same few places: added and removed, each is found as long as it is there. */
+static void the_table_finds_what_collides(void **state)
+{
+    (void)state;
+    enum { IDS = 40 };
+    moor_session_table table = {.slots = NULL};
+    int there[IDS] = {0};
+    unsigned random = 3;
+    assert_null(moor_session_table_find(&table, (moor_hash128){1, 1}));
+    for (int step = 0; step < 20000; step++) {
+        int i = rand_r(&random) % IDS;
+        moor_hash128 hash = {62 + (uint64_t)i % 5, 1 + (uint64_t)i}; /* around the end of 64 places */
+        moor_session_slot *slot = moor_session_table_find(&table, hash);
+        assert_int_equal(slot != NULL, there[i]);
+        if (slot)
+            moor_session_table_remove(&table, slot);
+        else if (table.used < 30)
+            assert_non_null(moor_session_table_add(&table, hash));
+        there[i] = moor_session_table_find(&table, hash) != NULL;
+    }
+    for (int i = 0; i < IDS; i++) {
+        moor_hash128 hash = {62 + (uint64_t)i % 5, 1 + (uint64_t)i};
+        assert_int_equal(moor_session_table_find(&table, hash) != NULL, there[i]);
+    }
+    moor_session_table_close(&table);
+}
+
 static void many_sessions_and_their_tombstones(void **state)
 {
     (void)state;
@@ -676,6 +703,7 @@ int main(void)
         cmocka_unit_test(S1_10_a_cut_at_a_turns_first_token_takes_the_turn_with_it),
         cmocka_unit_test(S1_10_nothing_is_cut_on_which_other_keys_hang),
         cmocka_unit_test(S1_10_truncating_a_record_cuts_the_tokens_of_its_session),
+        cmocka_unit_test(the_table_finds_what_collides),
         cmocka_unit_test(many_sessions_and_their_tombstones),
         cmocka_unit_test(every_allocation_may_fail),
     };
