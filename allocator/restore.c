@@ -36,7 +36,7 @@ static void unlock(moor_records *records)
 /* Under both. */
 static moor_status check_new(const moor_records *records)
 {
-    if (records->created || records->live || records->step.open || records->sessions->entries)
+    if (records->created || records->live || records->step.open || records->sessions->table.used)
         return moor_fail(
             MOOR_E_STATE,
             "a snapshot is restored into a new store only: this one has had %llu records, %llu live now, and "

@@ -500,6 +500,8 @@ moor_status moor_session_restore(moor_sessions *sessions, moor_hash128 hash, con
                                  moor_session **out)
 {
     int fresh;
+    if (moor_hash_none(hash)) /* no id has it, and a free place of the table does */
+        return moor_fail(MOOR_E_CORRUPT, "a session whose hash is none");
     if (moor_session_table_find(&sessions->table, hash))
         return moor_fail(MOOR_E_EXISTS, "a session is there twice");
     if (id)

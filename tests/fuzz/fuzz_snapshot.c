@@ -287,7 +287,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         moor_records_stats stats;
         moor_records_stats_get(records, &stats);
         if (stats.records || stats.blocks || stats.live_bytes || records->created || records->ids.groups ||
-            records->sessions->entries)
+            records->sessions->table.used)
             abort();
         return 0;
     }

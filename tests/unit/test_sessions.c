@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SEMANTICS 3.3, 3.4, 2 (trace_store), 1.9, 1.10: sessions of the store, what they own and what they give. */
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "support/lab.h"
@@ -213,6 +214,22 @@ static void S2_table_of_a_sessions_records(void **state)
     assert_status(moor_records_close(lab.records, BOB, handles[0]), MOOR_OK);
     moor_view_free(view);
     lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
+static void S2_the_keep_policy_counts_no_rows_of_sessions(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_defaults(&lab);
+    lab.config.keep_bytes = 100 * LAB_LAYERS * LAB_K;
+    lab_open_with(&lab);
+    moor_handle mine = run(&lab, "mine", 200), other = run(&lab, "other", 50);
+    moor_trace_in in = {.handle = mine, .length = 200, .create = 1};
+    assert_status(moor_session_insert(lab.records, ALICE, "s", 1, "k", 1, &in), MOOR_OK);
+    assert_int_equal(moor_records_expire(lab.records, 1), 0); /* nobody goes because a session is large */
+    assert_status(readable(&lab, other), MOOR_OK);
+    assert_status(readable(&lab, mine), MOOR_OK);
     lab_close(&lab);
 }
 
@@ -637,6 +654,92 @@ static void many_sessions_and_their_tombstones(void **state)
     lab_close(&lab);
 }
 
+/* ---- threads ---------------------------------------------------------------------------------------------------- */
+
+enum { THREADS = 4, ROUNDS = 300 };
+
+typedef struct worker {
+    lab_store *lab;
+    int number, bad;
+    moor_handle shared;
+    pthread_t thread;
+} worker;
+
+/* Everything a server does for sessions, and readers of the records meanwhile. A worker's client is its own. */
+static void *work(void *user)
+{
+    worker *w = user;
+    moor_records *records = w->lab->records;
+    uint64_t client = 100 + (uint64_t)w->number;
+    char own[16], key[32];
+    snprintf(own, sizeof(own), "own %d", w->number);
+    for (int i = 0; i < ROUNDS; i++) {
+        const int32_t tokens[3] = {w->number, i, 0};
+        moor_trace_in in = {.tokens = tokens, .n_tokens = 3, .length = MOOR_TRACE_ROWS, .create = 1};
+        moor_trace_in shared = {.handle = w->shared, .length = 5};
+        moor_trace_found *found = NULL;
+        moor_trace_keys *list;
+        moor_trace *trace;
+        moor_view *view;
+        snprintf(key, sizeof(key), "%d %d.", w->number, i);
+        w->bad += moor_session_insert(records, client, "all", 3, key, (uint32_t)strlen(key), &in) != MOOR_OK;
+        w->bad += moor_session_insert(records, client, "all", 3, "record", 6, &shared) != MOOR_OK;
+        w->bad += moor_session_search(records, "all", 3, key, (uint32_t)strlen(key), &found) != MOOR_OK || !found ||
+                  found->tokens[1] != i;
+        moor_trace_free(found);
+        if (moor_session_export(records, client, "all", 3, "record", 6, &trace) == MOOR_OK) {
+            w->bad += trace->rows != 5;
+            moor_trace_close(records, client, trace);
+            for (uint32_t p = 0; p < trace->n_parts; p++)
+                moor_view_free(trace->parts[p].view);
+            moor_trace_free(trace);
+        } else {
+            w->bad++;
+        }
+        if (moor_records_open_handle(records, client, w->shared, &view) == MOOR_OK) {
+            w->bad += strcmp(view->session, "all") != 0;
+            moor_view_free(view);
+        } else {
+            w->bad++;
+        }
+        w->bad += moor_session_keys(records, "all", 3, &list) != MOOR_OK;
+        moor_trace_free(list);
+        w->bad += moor_session_start(records, client, own, (uint32_t)strlen(own), 0) != MOOR_OK;
+        w->bad += moor_session_insert(records, client, own, (uint32_t)strlen(own), key, 3, &in) != MOOR_OK;
+        w->bad += moor_session_release_key(records, "all", 3, key, (uint32_t)strlen(key)) != MOOR_OK;
+        moor_records_disconnect(records, client); /* its leases and its own session */
+    }
+    return NULL;
+}
+
+static void threads_share_sessions(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    worker workers[THREADS];
+    moor_handle shared = run(&lab, "shared", 5);
+    assert_status(moor_session_start(lab.records, ALICE, "all", 3, 1), MOOR_OK);
+    moor_trace_in in = {.handle = shared, .length = 5};
+    assert_status(moor_session_insert(lab.records, ALICE, "all", 3, "record", 6, &in), MOOR_OK);
+    for (int i = 0; i < THREADS; i++) {
+        workers[i] = (worker){.lab = &lab, .number = i, .shared = shared};
+        assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
+    }
+    for (int i = 0; i < 50; i++)
+        (void)moor_records_truncate(lab.records, "shared", 6, 5, 0);
+    for (int i = 0; i < THREADS; i++) {
+        assert_int_equal(pthread_join(workers[i].thread, NULL), 0);
+        assert_int_equal(workers[i].bad, 0);
+    }
+    assert_int_equal(lab_stats(&lab).leases, 0);
+    assert_int_equal(lab_stats(&lab).sessions, 1);
+    assert_string_equal(keys(&lab, "all"), "record");
+    assert_status(release(&lab, "all"), MOOR_OK);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
+}
+
 static void script(lab_store *lab, const moor_handle handle[3])
 {
     (void)moor_session_start(lab->records, ALICE, "t", 1, 0);
@@ -703,6 +806,8 @@ int main(void)
         cmocka_unit_test(S1_10_a_cut_at_a_turns_first_token_takes_the_turn_with_it),
         cmocka_unit_test(S1_10_nothing_is_cut_on_which_other_keys_hang),
         cmocka_unit_test(S1_10_truncating_a_record_cuts_the_tokens_of_its_session),
+        cmocka_unit_test(threads_share_sessions),
+        cmocka_unit_test(S2_the_keep_policy_counts_no_rows_of_sessions),
         cmocka_unit_test(the_table_finds_what_collides),
         cmocka_unit_test(many_sessions_and_their_tombstones),
         cmocka_unit_test(every_allocation_may_fail),
