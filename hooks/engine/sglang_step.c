@@ -382,6 +382,22 @@ static int replaced(moor_jp_call *call)
     return moor_jp_set_result(call, Py_NewRef(Py_None)) ? MOOR_JP_FAILED : MOOR_JP_DONE;
 }
 
+/* Older releases have no function of their own for the capture: the ids pass through one that does more, and is not replaced. */
+static int only_captures(const moor_jp_call *call)
+{
+    static PyObject *known;
+    static int only;
+    if (call->original != known) {
+        PyObject *name = PyObject_GetAttrString(call->original, "__name__");
+        const char *text = moor_py_text(name, NULL);
+        only = text && strstr(text, "capture") != NULL;
+        known = call->original;
+        PyErr_Clear();
+        Py_XDECREF(name);
+    }
+    return only;
+}
+
 int moor_sglang_capture_before(moor_jp_call *call)
 {
     PyObject *config = moor_jp_param(call, 0), *ids = moor_jp_param(call, 2);
@@ -393,7 +409,7 @@ int moor_sglang_capture_before(moor_jp_call *call)
     if (S.batch && layer >= 0 && layer < MAX_LAYERS && S.column_of[layer] >= 0 &&
         moor_capture_tensor((uint32_t)S.column_of[layer], ids))
         return MOOR_JP_FAILED;
-    return replaced(call);
+    return only_captures(call) ? replaced(call) : MOOR_JP_OK;
 }
 
 /* The engine's copy of what it captured, which is nothing when Moor has taken its place. */

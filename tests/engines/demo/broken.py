@@ -17,8 +17,9 @@ def main():
     what = sys.argv[1]
     demo = os.path.join(os.path.dirname(os.path.abspath(__file__)), "demo.py")
     engine = sys.argv[2] if len(sys.argv) > 2 else "vllm"
-    got = subprocess.run([sys.executable, demo, "--engine", engine, "--no-overhead", "--broken", what], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                         text=True)
+    ranks = [] if engine == "vllm" else ["--tp", "1", "--requests", "16"]  # enough to see it, and faster
+    got = subprocess.run([sys.executable, demo, "--engine", engine, "--no-overhead", "--broken", what, *ranks],
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(got.stdout, end="", flush=True)
     if got.returncode == 77:
         return 77

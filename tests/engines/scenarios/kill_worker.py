@@ -42,9 +42,12 @@ class Victim:
     def kill(self, rank):
         sid = self.server.proc.pid
         flying = load.Load(self.server.client(20), load.make_jobs(8, 4, f"f{rank}", tokens=(200, 300)), 8).start()
-        workers = self.server.workers()
+        workers = self.lab.pids("worker", self.server)
         require(len(workers) == 2, f"workers: {workers}")
-        os.kill(workers[rank][0], signal.SIGKILL)
+        os.kill(workers[rank], signal.SIGKILL)
+        if self.lab.engine.outlives_worker:
+            time.sleep(3)
+            self.server.proc.send_signal(signal.SIGINT)
         eventually(lambda: self.server.proc.poll() is not None, 60, "the engine ends after a worker's death")
         flying.finish(60)
         require(not procs.wait_gone(sid, 20), f"processes left: {procs.in_session(sid)}")
@@ -84,4 +87,4 @@ def check_either_rank(lab):
                 for victim in (first, second):
                     victim.consumer.kill()
                 last.stop()
-        require(not last.moor_left, f"left in MOOR_DIR: {last.moor_left}")
+        require(lab.engine.ends_by_kill or not last.moor_left, f"left in MOOR_DIR: {last.moor_left}")

@@ -183,8 +183,14 @@ def check_stop_token(lab):
     stop = whole.tokens[5]
     first = whole.tokens.index(stop)
     cut = lab.one([31, 32, 33], 12, stop_token_ids=[stop], ignore_eos=False)
-    require(cut.finish == "stop" and len(cut.tokens) == first + 1, f"{cut.finish}, {len(cut.tokens)} tokens")
-    lab.expect_routes([cut])
+    hidden = lab.engine.hides_stop  # the response ends before the stop token; it was sampled all the same
+    require(cut.finish == "stop" and len(cut.tokens) == first + (not hidden), f"{cut.finish}, {len(cut.tokens)} tokens")
+    if hidden:
+        with lab.store.open(cut.id, 10.0) as record:
+            wrong = compare.bit_for_bit(f"{cut.id}: HTTP against record", cut.routes(), lab.as_field(record, cut, stop=cut.rows))
+            require(wrong is None, wrong)
+        cut.tokens.append(stop)
+    lab.expect_routes([cut], http=not hidden)
 
 
 @proves("S2.2", "S2.5")

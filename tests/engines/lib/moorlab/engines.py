@@ -15,6 +15,7 @@ class Engine:
     prefix: dict = field(default_factory=dict)        # of its Server, where cached prefixes are wanted
     cleanup: tuple = ("before_weights", 2)  # where the light cleanup empties a rank's cache, how often in update + update_begin, _rest
     banned: tuple = ()        # tokens that it does not sample under ignore_eos
+    hides_stop: bool = False    # a response does not show the stop token
     ends_by_kill: bool = False  # it ends its own processes with SIGKILL: Moor's files stay until the next start
     outlives_worker: bool = False  # its HTTP server stays when a worker is gone
     refusal_poisons: bool = False  # a refused wake-up of the KV cache leaves the gate poisoned
@@ -34,7 +35,7 @@ ENGINES = {e.name: e for e in (
         "metrics": "Moor's metrics are not in SGLang's /metrics; `moor status --prometheus` has them",
     }),
     Engine("lmdeploy", "LMDeploy", lmdeploy.Server, banned=(models.BASE["eos_token_id"],), updating={"ray": True},
-           outlives_worker=True, cleanup=("transfer", 2), prefix={"prefix_cache": True}, cannot={
+           outlives_worker=True, hides_stop=True, cleanup=("transfer", 2), prefix={"prefix_cache": True}, cannot={
         "reject": "no call of it makes one rank refuse",
         "rpc": "it has no collective_rpc",
         "keep": "it has no pause that keeps requests",

@@ -45,18 +45,25 @@ def _break_capture(module, how):
         return
     if how not in ("shift", "drop"):
         raise ValueError(f"MOOR_TEST_BREAK={how}: shift or drop")
-    outputs, steps = module.EngineLoop._make_infer_outputs, [0]
+    init, steps = module.EngineLoop.__init__, [0]
 
-    def broken(self, batched_outputs, *args, **kwargs):
-        steps[0] += 1
-        if how == "shift" and batched_outputs.all_routed_experts is not None:
-            batched_outputs.all_routed_experts = (batched_outputs.all_routed_experts.int() + 1).remainder(16).to(
-                batched_outputs.all_routed_experts.dtype)
-        elif how == "drop" and steps[0] % 5 == 0:
-            batched_outputs.all_routed_experts = None
-        return outputs(self, batched_outputs, *args, **kwargs)
+    def __init__(self, *args, **kwargs):
+        """Late, so that this is outside of what Moor puts around the method when it joins."""
+        init(self, *args, **kwargs)
+        outputs = type(self)._make_infer_outputs
 
-    module.EngineLoop._make_infer_outputs = broken
+        def broken(self, batched_outputs, *args, **kwargs):
+            steps[0] += 1
+            ids = batched_outputs.all_routed_experts
+            if how == "shift" and ids is not None:
+                batched_outputs.all_routed_experts = (ids.int() + 1).remainder(16).to(ids.dtype)
+            elif how == "drop" and steps[0] % 5 == 0:
+                batched_outputs.all_routed_experts = None
+            return outputs(self, batched_outputs, *args, **kwargs)
+
+        type(self)._make_infer_outputs = broken
+
+    module.EngineLoop.__init__ = __init__
 
 
 def _wait_before_shutdown(self, *args):

@@ -25,11 +25,19 @@ def _break_capture(how):
 
     if how not in ("shift", "drop"):
         raise ValueError(f"MOOR_TEST_BREAK={how}: shift or drop")
-    capture = topk.capture_routed_experts_if_allowed
+    select = topk.select_experts
 
-    def broken(topk_config, layer_id, topk_ids):
-        if how == "shift":
-            return capture(topk_config, layer_id, (topk_ids + 1) % 16)
-        return None if layer_id == 1 else capture(topk_config, layer_id, topk_ids)
+    def at_first_call(*args, **kwargs):
+        """Late, so that this is outside of what Moor puts around the capture when it joins."""
+        topk.select_experts = select
+        capture = topk.capture_routed_experts_if_allowed
 
-    topk.capture_routed_experts_if_allowed = broken
+        def broken(topk_config, layer_id, topk_ids):
+            if how == "shift":
+                return capture(topk_config, layer_id, (topk_ids + 1) % 16)
+            return None if layer_id == 1 else capture(topk_config, layer_id, topk_ids)
+
+        topk.capture_routed_experts_if_allowed = broken
+        return select(*args, **kwargs)
+
+    topk.select_experts = at_first_call
