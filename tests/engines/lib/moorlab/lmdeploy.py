@@ -6,6 +6,7 @@ one that was sent with `session_id` N is found by Moor as "session-N", so this c
 """
 import base64
 import contextlib
+import importlib.metadata
 import itertools
 import json
 import os
@@ -164,9 +165,11 @@ class Server(server.EngineProcess):
         command = [self.python, "-m", "lmdeploy", "serve", "api_server", with_tokenizer(self.model), "--backend", "pytorch",
                    "--server-name", "127.0.0.1", "--server-port", str(self.port), "--eager-mode",
                    "--session-len", str(self.max_model_len), "--max-batch-size", "8",
-                   "--num-gpu-blocks", str((self.kv_tokens or 4096) // 16), "--cache-block-seq-len", "16",
+                   "--cache-block-seq-len", "16",
                    "--kernel-block-size", "16", "--max-prefill-token-num", "64", "--disable-metrics",
                    "--log-level", "WARNING", "--tp", str(self.tp)]
+        if importlib.metadata.version("lmdeploy") >= "0.18":  # 0.16 takes a share of the memory instead
+            command += ["--num-gpu-blocks", str((self.kv_tokens or 4096) // 16)]
         if self.capture:
             command.append("--enable-return-routed-experts")
         if self.prefix_cache:

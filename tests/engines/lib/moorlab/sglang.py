@@ -148,6 +148,8 @@ class Server(server.EngineProcess):
         self.overlap, self.capture = overlap, capture
 
     def _command(self):
+        while self.port > 55000:  # older releases want the port 10000 higher for gRPC
+            self.port = server.free_port()
         command = [self.python, "-m", "sglang.launch_server", "--model-path", self.model, "--host", "127.0.0.1",
                    "--port", str(self.port), "--device", "cpu", "--skip-tokenizer-init", "--skip-server-warmup",
                    "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--grammar-backend", "none",

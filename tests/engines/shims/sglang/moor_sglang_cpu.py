@@ -27,17 +27,19 @@ def _break_capture(how):
         raise ValueError(f"MOOR_TEST_BREAK={how}: shift or drop")
     select = topk.select_experts
 
-    def at_first_call(*args, **kwargs):
-        """Late, so that this is outside of what Moor puts around the capture when it joins."""
-        topk.select_experts = select
-        capture = topk.capture_routed_experts_if_allowed
-
+    def around(capture):
         def broken(topk_config, layer_id, topk_ids):
             if how == "shift":
                 return capture(topk_config, layer_id, (topk_ids + 1) % 16)
             return None if layer_id == 1 else capture(topk_config, layer_id, topk_ids)
 
-        topk.capture_routed_experts_if_allowed = broken
+        broken.on_purpose = True
+        return broken
+
+    def each_time(*args, **kwargs):
+        """Moor may put its own around the capture later, when it joins: this has to be outside of that."""
+        if not getattr(topk.capture_routed_experts_if_allowed, "on_purpose", False):
+            topk.capture_routed_experts_if_allowed = around(topk.capture_routed_experts_if_allowed)
         return select(*args, **kwargs)
 
-    topk.select_experts = at_first_call
+    topk.select_experts = each_time
