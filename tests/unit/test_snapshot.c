@@ -291,6 +291,10 @@ static void assert_same_trace(lab_store *a, lab_store *b, const char *key)
     }
     moor_trace_close(a->records, 2, x);
     moor_trace_close(b->records, 2, y);
+    for (uint32_t i = 0; i < x->n_parts; i++) {
+        moor_view_free(x->parts[i].view);
+        moor_view_free(y->parts[i].view);
+    }
     moor_trace_free(x);
     moor_trace_free(y);
 }

