@@ -29,6 +29,13 @@ static const moor_jp joinpoints[] = {
      .targets = {"vllm.v1.engine.llm_engine:LLMEngine.__init__"},
      .params = {"vllm_config"},
      .before = moor_vllm_front_init},
+    /* Several front ends (`vllm serve --api-server-count`, data parallel) and the core are children of a launcher, which is none of
+     * them: it names the instance for all, or each would make its own. */
+    {.name = "frontend.launch",
+     .role = "frontend",
+     .targets = {"vllm.v1.engine.utils:launch_core_engines"},
+     .params = {"vllm_config"},
+     .before = moor_vllm_front_init},
     {.name = "frontend.generate",
      .role = "frontend",
      .targets = {FRONT "generate"},
