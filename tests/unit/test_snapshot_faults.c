@@ -136,6 +136,7 @@ static void S2_6_the_first_snapshot_is_there_or_not(void **state)
         snap_empty(&lab);
         lab_close(&lab);
         save_one(&dir, OLD); /* whatever was left, the next one works */
+        assert_int_equal(rows_in(&dir), OLD);
         snap_dir_remove(&dir);
         snap_dir_make(&dir);
     }
