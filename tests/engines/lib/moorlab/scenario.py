@@ -83,7 +83,7 @@ class Group:
             given.update(engine.updating)
         if self.prefix:
             given.update(engine.prefix)
-        given["args"] = [*given.get("args", ()), *self.args]
+        given["args"] = [*given.get("args", ()), *(self.args if engine.name in VLLM else ())]
         return {**given, **self.options.get(engine.name, {})}
 
 

@@ -25,7 +25,7 @@ def _break_capture(how):
 
     if how not in ("shift", "drop"):
         raise ValueError(f"MOOR_TEST_BREAK={how}: shift or drop")
-    select = topk.select_experts
+    select, outermost = topk.select_experts, [None]
 
     def around(capture):
         def broken(topk_config, layer_id, topk_ids):
@@ -33,13 +33,12 @@ def _break_capture(how):
                 return capture(topk_config, layer_id, (topk_ids + 1) % 16)
             return None if layer_id == 1 else capture(topk_config, layer_id, topk_ids)
 
-        broken.on_purpose = True
         return broken
 
     def each_time(*args, **kwargs):
         """Moor may put its own around the capture later, when it joins: this has to be outside of that."""
-        if not getattr(topk.capture_routed_experts_if_allowed, "on_purpose", False):
-            topk.capture_routed_experts_if_allowed = around(topk.capture_routed_experts_if_allowed)
+        if topk.capture_routed_experts_if_allowed is not outermost[0]:
+            outermost[0] = topk.capture_routed_experts_if_allowed = around(topk.capture_routed_experts_if_allowed)
         return select(*args, **kwargs)
 
     topk.select_experts = each_time
