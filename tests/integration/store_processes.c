@@ -205,7 +205,10 @@ static void a_surviving_child_keeps_no_connection(void **state)
     actor_say(&consumer, "ok held", "open held 1");
     int child = atoi(actor_say(&consumer, "ok ", "child") + 3),
         child_of_server = atoi(actor_say(&server, "ok ", "child") + 3);
+    wait_stat(&watcher, "leases", 1);
+    assert_int_equal(kill(child, 0), 0);
     actor_kill(&consumer);
+    assert_int_equal(kill(child, 0), 0);
     wait_stat(&watcher, "leases", 0);
     actor_kill(&server);
     double begin = now_s();

@@ -6,7 +6,16 @@
 #include <string.h>
 #include <ucontext.h>
 
-#ifdef __x86_64__
+/* A sanitizer's run time would be stepped through as well, and takes its own locks and signals into its hands. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+
+#if defined(__x86_64__) && !defined(SANITIZED)
 
 #define TRAP_FLAG 0x100
 

@@ -9,7 +9,7 @@
 /* Asked after each instruction, in a signal handler: nothing but atomics and _exit. Anything but 0: the rest runs at full speed. */
 typedef int (*stepper_at)(void *user);
 
-int stepper_works(void); /* 0: another architecture, or a sandbox that does not deliver the trap */
+int stepper_works(void); /* 0: another architecture, a sanitizer, or a sandbox that does not deliver the trap */
 void stepper_run(void (*body)(void *arg), void *arg, stepper_at at, void *user);
 
 #endif
