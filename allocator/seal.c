@@ -147,10 +147,15 @@ uint32_t moor_seal_drain(moor_records *records, uint64_t now_ns)
         int void_entry = 0;
         if (!wait_entry(records, entry, head, now_ns, &void_entry))
             break;
+        if (void_entry) { /* its producer may still be writing it: not even looked at */
+            records->seals_torn++;
+            atomic_store_explicit(&ring->head, ++head, memory_order_release);
+            continue;
+        }
         moor_hash128 id = entry->id, alias = entry->alias;
         uint64_t rows = entry->rows_expected;
         uint32_t flags = entry->flags;
-        if (void_entry || entry->reserved != check_word(entry, head) || rows > UINT32_MAX) {
+        if (entry->reserved != check_word(entry, head) || rows > UINT32_MAX) {
             records->seals_torn++;
         } else {
             (void)moor_seal_apply(records, id, alias, rows, flags);
