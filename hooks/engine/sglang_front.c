@@ -19,6 +19,12 @@ int moor_sglang_detokenizer_init(moor_jp_call *call)
     return moor_sglang_launch_before(call);
 }
 
+/* SGLang's /health sends a request of its own, which a busy scheduler passes over: it has no record, and nobody waits for it. */
+static int is_health_check(const char *id)
+{
+    return id && strncmp(id, "HEALTH_CHECK", 12) == 0;
+}
+
 /* ---- requests pass the gate ---------------------------------------------------------------------------------------- */
 
 /* One prompt: a text, or a flat list of token ids. */
@@ -56,12 +62,6 @@ static PyObject *name_of(PyObject *obj, int single)
     if (hex && single && rid == NULL && PyObject_SetAttrString(obj, "rid", hex))
         PyErr_Clear();
     return hex;
-}
-
-/* SGLang's /health sends a request of its own, which a busy scheduler passes over: it has no record, and nobody waits for it. */
-static int is_health_check(const char *id)
-{
-    return id && strncmp(id, "HEALTH_CHECK", 12) == 0;
 }
 
 /* A single request is settled when its record is stored; a batch, whose members the engine names, when it ends. */
@@ -117,7 +117,7 @@ static int deliver(PyObject *obj, PyObject *output)
     long long prompt = dict_int(meta, "prompt_tokens"), sampled = dict_int(meta, "completion_tokens");
     moor_delivery delivery = {.timeout = 1.0, .dtype = MOOR_DTYPE_I32};
     delivery.id = moor_py_text(PyDict_GetItemString(meta, "id"), &delivery.id_len);
-    if (!delivery.id || prompt <= 0 || sampled <= 0)
+    if (!delivery.id || prompt <= 0 || sampled <= 0 || is_health_check(delivery.id))
         return 0; /* nothing ran, or an abort before the first token: the engine fills nothing either */
     delivery.rows = (uint64_t)(prompt + sampled - 1);
     if (moor_py_true(obj, "return_routed_experts", 0))
