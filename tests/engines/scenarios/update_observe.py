@@ -22,6 +22,8 @@ def check_update_calls_move_the_epoch_and_rows_carry_it(lab):
     before = epoch_of(lab)
     first = lab.send(8, 4)
     lab.expect_routes(first, which=0)
+    if "reset" not in lab.engine.cannot:
+        lab.client.reset_prefix_cache()  # an update without a pause keeps the cached prefixes of the old weights, and Moor only observes
     lab.client.update(lab.model(1), "seven")
     after = epoch_of(lab)
     require(after > before, f"epoch {before} before, {after} after the update")
