@@ -31,7 +31,7 @@ engines: setup-test
 	scripts/engine-env $(ENGINES) >/dev/null
 
 test: setup-test
-	+scripts/engine-env $(ENGINES) >/dev/null & $(MAKE) --no-print-directory all || { kill $$!; exit 1; }; wait
+	$(MAKE) --no-print-directory -j2 all engines
 	vllm=$$(scripts/engine-env vllm); vllm024=$$(scripts/engine-env vllm024); \
 	sglang=$$(scripts/engine-env sglang); lmdeploy=$$(scripts/engine-env lmdeploy); \
 	cd $(BUILD) && MOOR_VENV_VLLM=$$vllm MOOR_VENV_VLLM024=$$vllm024 MOOR_VENV_SGLANG=$$sglang MOOR_VENV_LMDEPLOY=$$lmdeploy \

@@ -3,16 +3,8 @@
 
 #include <string.h>
 
-#include "heap.h"
-
-static _Thread_local int table_full;
-#define HASH_NONFATAL_OOM 1
-#define uthash_malloc(size) moor_heap_alloc(size)
-#define uthash_free(memory, size) moor_heap_free(memory)
-#define uthash_nonfatal_oom(element) (table_full = 1)
-#include <uthash.h>
-
 #include "error.h"
+#include "table.h"
 
 typedef struct lease_key {
     uint64_t client;
@@ -51,9 +43,8 @@ static moor_client_leases *client_for(moor_clients *clients, uint64_t id)
     if (!client)
         return NULL;
     client->client = id;
-    table_full = 0;
     HASH_ADD(hh, clients->clients, client, sizeof(client->client), client);
-    if (table_full) {
+    if (!MOOR_TABLE_HAS(client)) {
         moor_heap_free(client);
         return NULL;
     }
@@ -84,9 +75,8 @@ moor_status moor_clients_add(moor_clients *clients, uint64_t client, moor_handle
         lease->key = (lease_key){client, handle};
         lease->count = 1;
         lease->client = owner;
-        table_full = 0;
         HASH_ADD(hh, clients->leases, key, sizeof(lease->key), lease);
-        if (table_full) {
+        if (!MOOR_TABLE_HAS(lease)) {
             moor_heap_free(lease);
             lease = NULL;
         }

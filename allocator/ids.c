@@ -1,16 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ids.h"
 
-#include "heap.h"
-
-static _Thread_local int table_full; /* uthash tells of a failed allocation only through this macro */
-#define HASH_NONFATAL_OOM 1
-#define uthash_malloc(size) moor_heap_alloc(size)
-#define uthash_free(memory, size) moor_heap_free(memory)
-#define uthash_nonfatal_oom(element) (table_full = 1)
-#include <uthash.h>
-
 #include "error.h"
+#include "table.h"
 
 struct moor_id_group {
     moor_hash128 hash;
@@ -40,9 +32,8 @@ static moor_id_group *group_for(moor_ids_table *ids, moor_hash128 hash)
     if (!group)
         return NULL;
     group->hash = hash;
-    table_full = 0;
     HASH_ADD_BYHASHVALUE(hh, ids->groups, hash, sizeof(group->hash), (unsigned)hash.lo, group);
-    if (table_full) {
+    if (!MOOR_TABLE_HAS(group)) {
         moor_heap_free(group);
         return NULL;
     }

@@ -160,33 +160,33 @@ void moor_locks_leave(int locks_fd, int server)
 }
 
 /* Whether another process holds a lock on the byte. A question that the kernel cannot answer counts as yes: to take a
- * living process for dead is worse than the opposite. */
-static int held_by_other(int fd, off_t byte)
+ * living process for dead is worse than the opposite. *who (may be NULL): that process, 0 when it cannot be named. */
+static int held_by_other(int fd, off_t byte, pid_t *who)
 {
     struct flock lock;
-    return lock_bytes(fd, F_GETLK, F_WRLCK, byte, &lock) < 0 || lock.l_type != F_UNLCK;
+    int answered = lock_bytes(fd, F_GETLK, F_WRLCK, byte, &lock) == 0;
+    int held = !answered || lock.l_type != F_UNLCK;
+    if (who)
+        *who = answered && held && lock.l_pid > 0 ? lock.l_pid : 0;
+    return held;
 }
 
 int moor_locks_slot_alive(int locks_fd, uint32_t slot)
 {
     pthread_mutex_lock(&mutex);
     struct entry *entry = find_fd(locks_fd);
-    int alive = entry && (entry->slot == slot || held_by_other(locks_fd, slot));
+    int alive = entry && (entry->slot == slot || held_by_other(locks_fd, slot, NULL));
     pthread_mutex_unlock(&mutex);
     return alive;
 }
 
 int moor_locks_other_server(int locks_fd, pid_t *who)
 {
-    struct flock lock;
     *who = 0;
     pthread_mutex_lock(&mutex);
-    int asked = find_fd(locks_fd) != NULL;
-    int answered = asked && lock_bytes(locks_fd, F_GETLK, F_WRLCK, MOOR_LOCKS_SERVER, &lock) == 0;
+    int alive = find_fd(locks_fd) && held_by_other(locks_fd, MOOR_LOCKS_SERVER, who);
     pthread_mutex_unlock(&mutex);
-    if (answered && lock.l_type != F_UNLCK && lock.l_pid > 0)
-        *who = lock.l_pid;
-    return asked && (!answered || lock.l_type != F_UNLCK);
+    return alive;
 }
 
 enum { ABSENT = -1, CANNOT_ASK = -2 };
@@ -206,7 +206,7 @@ static int ask_fd(int dir_fd, struct entry **entry)
 /* The same for what ask_fd gave. Files of a server that is taken for dead are removed: who cannot ask must not say so. */
 static int held(int fd, off_t byte)
 {
-    return fd == CANNOT_ASK || (fd >= 0 && held_by_other(fd, byte));
+    return fd == CANNOT_ASK || (fd >= 0 && held_by_other(fd, byte, NULL));
 }
 
 static void done_asking(int fd, const struct entry *entry)

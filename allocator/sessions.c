@@ -3,17 +3,9 @@
 
 #include <string.h>
 
-#include "heap.h"
-
-static _Thread_local int table_full;
-#define HASH_NONFATAL_OOM 1
-#define uthash_malloc(size) moor_heap_alloc(size)
-#define uthash_free(memory, size) moor_heap_free(memory)
-#define uthash_nonfatal_oom(element) (table_full = 1)
-#include <uthash.h>
-
 #include "error.h"
 #include "records.h"
+#include "table.h"
 
 typedef struct moor_session_owner {
     uint64_t client;
@@ -56,9 +48,8 @@ static moor_session_owner *owner_for(moor_sessions *sessions, uint64_t client)
     if (!owner)
         return NULL;
     owner->client = client;
-    table_full = 0;
     HASH_ADD(hh, sessions->owners, client, sizeof(owner->client), owner);
-    if (table_full) {
+    if (!MOOR_TABLE_HAS(owner)) {
         moor_heap_free(owner);
         return NULL;
     }

@@ -27,14 +27,6 @@ static char dir[32], path[64];
 static const int32_t layer_ids[LAYERS] = {0, 1};
 static moor_records *records; /* a new store */
 
-#define MUST(call)                                                                                                     \
-    do {                                                                                                               \
-        if (call) {                                                                                                    \
-            fprintf(stderr, "%s: %s\n", #call, moor_last_error());                                                     \
-            abort();                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-
 static moor_records *new_store(void)
 {
     moor_records_config config = {.arena_bytes = 4u << 20,

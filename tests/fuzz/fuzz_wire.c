@@ -23,14 +23,6 @@ static const int32_t layer_ids[LAYERS] = {0, 1};
 static moor_handle first_handle;
 static char dir[] = "/tmp/moor-fuzz-XXXXXX";
 
-#define MUST(call)                                                                                                     \
-    do {                                                                                                               \
-        if (call) {                                                                                                    \
-            fprintf(stderr, "%s: %s\n", #call, moor_last_error());                                                     \
-            abort();                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-
 static void make_record(const char *id, int sealed)
 {
     static const uint8_t ids[5 * TOP_K] = {0, 1, 2, 3, 4, 5, 6, 7, 0, 2};
