@@ -216,6 +216,8 @@ void moor_record_keep(moor_records *records, moor_record_slot *record)
 void moor_record_touch(moor_records *records, moor_record_slot *record, uint64_t now_ns)
 {
     moor_record_keep(records, record);
+    if (moor_policy_decide(record->owner, MOOR_EVENT_EXPIRED) != MOOR_ACTION_FREE)
+        return;
     record->kept_bytes = (record->rows.end - record->rows.missing) * records->row_bytes;
     record->touched_ns = now_ns;
     record->older = records->newest;

@@ -79,7 +79,7 @@ moor_status moor_record_apply(moor_records *records, moor_record_slot *record, u
 void moor_record_try_reclaim(moor_records *records, moor_record_slot *record);
 /* Regardless of everything; for destroy. */
 void moor_record_reclaim(moor_records *records, moor_record_slot *record);
-/* Among the sealed that the keep policy looks at: behind all others; not at all. */
+/* Among the sealed that the keep policy looks at and counts: behind all others, unless its owner decides when it goes; not at all. */
 void moor_record_touch(moor_records *records, moor_record_slot *record, uint64_t now_ns);
 void moor_record_keep(moor_records *records, moor_record_slot *record);
 

@@ -394,10 +394,8 @@ static void put_in_place(moor_restore_plan *plan)
     moor_records *records = plan->records;
     uint64_t now_ns = moor_now_ns();
     moor_slots_revive(&records->slots, plan->generations, plan->n_slots);
-    for (uint32_t i = 0; i < plan->made; i++) {
-        if (!plan->planned[i].slot->session) /* a session's go with their session */
-            moor_record_touch(records, plan->planned[i].slot, now_ns);
-    }
+    for (uint32_t i = 0; i < plan->made; i++)
+        moor_record_touch(records, plan->planned[i].slot, now_ns);
     records->live = records->sealed = plan->made;
     records->created = plan->created;
     records->notify = 1;

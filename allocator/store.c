@@ -215,8 +215,11 @@ moor_status moor_records_claim(moor_records *records, moor_handle handle, uint32
     if (!status && record->session && owner != MOOR_OWNER_TRACE_STORE)
         status = moor_fail(MOOR_E_STATE, "request %s belongs to session %s: release it there", record->id,
                            record->session->id);
-    if (!status)
+    if (!status) {
         record->owner = owner;
+        if (record->sealed && !record->session)
+            moor_record_touch(records, record, moor_now_ns()); /* what the keep policy may free, it counts */
+    }
     moor_records_unlock(records);
     return status;
 }
@@ -288,11 +291,11 @@ uint32_t moor_records_expire(moor_records *records, uint64_t now_ns)
 {
     uint32_t freed = 0;
     moor_records_lock(records);
-    /* One walk, oldest first: what is passed by (leased, or a trace store's) is not looked at again for each record that goes. */
+    /* One walk, oldest first: what is passed by, being leased, is not looked at again for each record that goes. */
     for (moor_record_slot *record = records->oldest, *newer; record && may_expire(records, record, now_ns);
          record = newer) {
         newer = record->newer;
-        if (moor_slot_leases(record) || moor_policy_decide(record->owner, MOOR_EVENT_EXPIRED) != MOOR_ACTION_FREE)
+        if (moor_slot_leases(record))
             continue;
         moor_records_count(records, MOOR_C_EXPIRED, !record->opened);
         (void)moor_record_apply(records, record, MOOR_EVENT_EXPIRED);

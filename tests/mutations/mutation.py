@@ -91,7 +91,7 @@ def _first_edit(text):
     quoted = re.match(r"`([^`]+)` → (?:`([^`]*)`|(\((?:deleted|nothing)\)))", text)
     if quoted:
         return _literal(quoted[1], quoted[2] if quoted[2] is not None else quoted[3]), text[quoted.end() :]
-    plain = re.match(r"([^`→]+?) → ([^→]+?);?( in \w+(?:\(\))?)?$", text)
+    plain = re.match(r"([^`→]+?) → ([^→]+?)( in \w+(?:\(\))?)?$", text)
     if plain:
         return _literal(plain[1], plain[2].strip()), plain[3] or ""
     return None, text

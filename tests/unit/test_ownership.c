@@ -256,6 +256,33 @@ static void S1_22_keep_bytes_frees_the_oldest_first(void **state)
     lab_close(&lab);
 }
 
+/* A trace store's records are not the keep policy's: they neither go nor push others out, until they are given back. */
+static void S1_22_keep_bytes_counts_what_it_may_free(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_defaults(&lab);
+    lab.config.keep_bytes = 100 * 24;
+    lab_open_with(&lab);
+    lab_run(&lab, "trace", 100, 0);
+    lab_run(&lab, "rollout", 100, 0);
+    moor_handle trace = handle_of(&lab, "trace");
+    assert_status(moor_records_claim(lab.records, trace, MOOR_OWNER_TRACE_STORE), MOOR_OK);
+    assert_int_equal(moor_records_expire(lab.records, moor_now_ns()), 0);
+    lab_one(&lab, "early", 0, 100); /* claimed before it is sealed */
+    moor_view *view = NULL;
+    assert_status(moor_records_open(lab.records, 1, "early", 5, MOOR_OPEN_PREFIX, 1, &view), MOOR_OK);
+    assert_status(moor_records_claim(lab.records, view->handle, MOOR_OWNER_TRACE_STORE), MOOR_OK);
+    lab_unview(&lab, view);
+    assert_status(lab_seal(&lab, "early", 100), MOOR_OK);
+    assert_int_equal(moor_records_expire(lab.records, moor_now_ns()), 0);
+    assert_status(moor_records_claim(lab.records, trace, MOOR_OWNER_ROLLOUT), MOOR_OK);
+    assert_int_equal(moor_records_expire(lab.records, moor_now_ns()), 1); /* the oldest one, "rollout" */
+    lab_unview(&lab, lab_view(&lab, "trace"));
+    assert_status(moor_records_event(lab.records, handle_of(&lab, "early"), MOOR_EVENT_SESSION_RELEASED), MOOR_OK);
+    lab_close(&lab);
+}
+
 static void prefix_of_an_unsealed_request_can_be_read(void **state)
 {
     (void)state;
@@ -497,6 +524,7 @@ int main(void)
         cmocka_unit_test(S1_22_records_that_nobody_opens_are_freed_by_the_keep_policy),
         cmocka_unit_test(S1_22_many_that_stay_do_not_slow_down_those_that_go),
         cmocka_unit_test(S1_22_keep_bytes_frees_the_oldest_first),
+        cmocka_unit_test(S1_22_keep_bytes_counts_what_it_may_free),
         cmocka_unit_test(prefix_of_an_unsealed_request_can_be_read),
         cmocka_unit_test(S2_7_a_freed_record_whose_id_is_given_away_goes),
         cmocka_unit_test(an_id_of_several_records_is_ambiguous_and_open_all_orders_them),

@@ -104,7 +104,7 @@ void m_append_missing(m_record *r, uint64_t n, uint32_t reasons)
 
 void m_touch(model *m, m_record *r)
 {
-    r->kept = 1;
+    r->kept = r->owner != MOOR_OWNER_TRACE_STORE;
     r->touched = ++m->touches;
     r->kept_rows = r->end - m_missing(r);
 }

@@ -218,6 +218,8 @@ moor_status m_claim(model *m, moor_handle handle, uint32_t owner)
         return MOOR_E_STALE;
     r->owner = owner;
     r->dirty = 1;
+    if (r->sealed)
+        m_touch(m, r);
     return MOOR_OK;
 }
 
@@ -249,7 +251,7 @@ uint32_t m_expire(model *m, int all)
             if (!r->used || !r->kept)
                 continue;
             kept += r->kept_rows * m->row_bytes;
-            if (!m_leases(r) && r->owner != MOOR_OWNER_TRACE_STORE && (!oldest || r->touched < oldest->touched))
+            if (!m_leases(r) && (!oldest || r->touched < oldest->touched))
                 oldest = r;
         }
         if (!oldest || (!all && (!m->keep_bytes || kept <= m->keep_bytes)))
