@@ -69,19 +69,6 @@ static void release_pieces(moor_records *records, const moor_step_entry *entry)
         moor_block_unref(&records->blocks, records->step.pieces[p].block);
 }
 
-/* Staged rows go to their blocks. Needs no lock: nobody sees these rows before they are appended. */
-static void unstage(const moor_records *records)
-{
-    const moor_step *step = &records->step;
-    size_t row_bytes = records->row_bytes;
-    for (uint32_t p = 0; p < step->n_pieces; p++) {
-        const moor_step_piece *piece = &step->pieces[p];
-        if (piece->stage != MOOR_NOT_STAGED)
-            memcpy(piece->block->data + piece->first * row_bytes, step->stage + piece->stage * row_bytes,
-                   piece->n * row_bytes);
-    }
-}
-
 /* Puts a run of rows where they were missing; without memory for it they stay missing. */
 static void patch(moor_records *records, moor_record_slot *record, const moor_piece *run)
 {
@@ -181,7 +168,7 @@ moor_status moor_records_step_commit(moor_records *records, const uint32_t *acce
     step_sums sums = {0, 0, 0};
     int whole = step->n_captured == records->config.layers;
     if (whole)
-        unstage(records);
+        moor_stage_write(&step->stage);
     moor_records_lock(records);
     for (uint32_t i = 0; i < step->n; i++) {
         if (step->entries[i].record)

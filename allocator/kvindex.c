@@ -105,12 +105,30 @@ static int keep(const moor_kv_entry *entry, uint32_t slots, moor_kv_entry *out)
     return slots ? 0 : parts;
 }
 
+/* A decode step's row follows the one before it, in the KV block and in the block of rows: the entry grows, nothing else changes. */
+static int goes_on(moor_kv_entry *entry, uint32_t slot, const moor_rows *rows, uint64_t position, uint32_t n)
+{
+    const moor_piece *piece = &rows->piece[rows->n - 1];
+    if (position < piece->start || position + n > piece->start + piece->rows || !piece->block)
+        return 0;
+    uint32_t part = 0;
+    for (; part + 1 < MOOR_KV_PARTS && entry->block[part + 1]; part++)
+        slot -= entry->rows[part];
+    if (entry->block[part] != piece->block || entry->rows[part] != slot ||
+        entry->first[part] + slot != piece->first + (position - piece->start))
+        return 0;
+    entry->rows[part] += n;
+    return 1;
+}
+
 void moor_kvindex_put(moor_kvindex *index, moor_blocks *blocks, int32_t id, uint32_t slot, const moor_rows *rows,
                       uint64_t position, uint32_t n)
 {
     if (!index->entry || (uint32_t)id >= index->blocks)
         return;
     moor_kv_entry *entry = &index->entry[id];
+    if (n && goes_on(entry, slot, rows, position, n))
+        return;
     moor_kv_entry fresh;
     memset(&fresh, 0, sizeof(fresh));
     int parts = keep(entry, slot, &fresh);
@@ -123,13 +141,13 @@ void moor_kvindex_put(moor_kvindex *index, moor_blocks *blocks, int32_t id, uint
         uint64_t left = piece->start + piece->rows - position;
         uint32_t take = left < n ? (uint32_t)left : n;
         uint32_t first = piece->first + (uint32_t)(position - piece->start);
-        int goes_on =
+        int same =
             parts && fresh.block[parts - 1] == piece->block && fresh.first[parts - 1] + fresh.rows[parts - 1] == first;
-        if (!goes_on && parts == MOOR_KV_PARTS)
+        if (!same && parts == MOOR_KV_PARTS)
             break;
-        parts += !goes_on;
+        parts += !same;
         fresh.block[parts - 1] = piece->block;
-        fresh.first[parts - 1] = goes_on ? fresh.first[parts - 1] : first;
+        fresh.first[parts - 1] = same ? fresh.first[parts - 1] : first;
         fresh.rows[parts - 1] += take;
         position += take;
         n -= take;

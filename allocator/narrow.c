@@ -82,7 +82,8 @@ moor_narrow_fn moor_narrow_pick(uint32_t dtype, uint32_t row_id_bytes, int conti
         atomic_store_explicit(&best, isa, memory_order_relaxed);
     }
     if (contiguous && isa > MOOR_ISA_SCALAR) {
-        moor_narrow_fn kernel = isa == MOOR_ISA_AVX512 ? avx512[dtype][wide] : avx2[dtype][wide];
+        moor_narrow_fn kernel = isa == MOOR_ISA_AVX512 ? avx512[dtype][wide] : NULL;
+        kernel = kernel ? kernel : avx2[dtype][wide];
         if (kernel)
             return kernel;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * narrow_x86.h — the vector kernels of narrow.c, which alone includes it: AVX2 and AVX-512 for int32 and int64 sources whose k
+ * narrow_x86.h — the vector kernels of narrow.c, which alone includes it: AVX2 and AVX-512 for int32 and int64 sources, AVX2 for bytes, whose k
  * ids lie side by side, as torch makes them. Chosen at run time; compiled always, by target attribute.
  */
 #ifndef MOOR_NARROW_X86_H
@@ -167,7 +167,39 @@ KERNEL(avx2_i32_u16, "avx2", __m256i, row_i32_u16, largest_avx2)
 KERNEL(avx2_i64_u8, "avx2", __m256i, row_i64_u8, largest_avx2)
 KERNEL(avx2_i64_u16, "avx2", __m256i, row_i64_u16, largest_avx2)
 
+/* Ids that are narrow already: a copy that looks. */
+AVX2 void row_u8_u8(uint8_t *to, const uint8_t *from, uint32_t k, __m256i *most)
+{
+    uint32_t at = 0;
+    for (; at + 32 <= k; at += 32) {
+        __m256i ids = _mm256_loadu_si256((const __m256i *)(const void *)(from + at));
+        most[0] = _mm256_max_epu8(most[0], ids);
+        _mm256_storeu_si256((__m256i *)(void *)(to + at), ids);
+    }
+    for (; at + 8 <= k; at += 8) {
+        __m128i ids = _mm_loadl_epi64((const __m128i *)(const void *)(from + at));
+        most[0] = _mm256_max_epu8(most[0], _mm256_zextsi128_si256(ids));
+        _mm_storel_epi64((__m128i *)(void *)(to + at), ids);
+    }
+    for (; at < k; at++) {
+        most[0] = _mm256_max_epu8(most[0], _mm256_zextsi128_si256(_mm_cvtsi32_si128(from[at])));
+        to[at] = from[at];
+    }
+}
+
+AVX2 uint64_t largest_avx2_u8(const __m256i *most)
+{
+    uint8_t lane[32], largest = 0;
+    _mm256_storeu_si256((__m256i *)(void *)lane, most[0]);
+    for (int i = 0; i < 32; i++)
+        largest = lane[i] > largest ? lane[i] : largest;
+    return largest;
+}
+
+KERNEL(avx2_u8_u8, "avx2", __m256i, row_u8_u8, largest_avx2_u8)
+
 static const moor_narrow_fn avx2[MOOR_DTYPE_I64 + 1][2] = {
+    [MOOR_DTYPE_U8] = {avx2_u8_u8, NULL},
     [MOOR_DTYPE_I32] = {avx2_i32_u8, avx2_i32_u16},
     [MOOR_DTYPE_I64] = {avx2_i64_u8, avx2_i64_u16},
 };

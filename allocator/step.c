@@ -14,10 +14,9 @@ moor_status moor_step_open(moor_records *records)
 {
     moor_step *step = &records->step;
     step->captured = moor_heap_alloc(records->config.layers);
-    step->stage = moor_heap_alloc((size_t)MOOR_STAGE_ROWS * records->row_bytes);
-    if (!step->captured || !step->stage)
-        return moor_fail(MOOR_E_NOMEM, "no memory for the layers and the stage of a step");
-    return MOOR_OK;
+    if (!step->captured)
+        return moor_fail(MOOR_E_NOMEM, "no memory for the layers of a step");
+    return moor_stage_open(&step->stage, records->config.layers, records->config.top_k * records->id_bytes);
 }
 
 void moor_step_close(moor_records *records)
@@ -26,7 +25,7 @@ void moor_step_close(moor_records *records)
     moor_heap_free(step->entries);
     moor_heap_free(step->spans);
     moor_heap_free(step->pieces);
-    moor_heap_free(step->stage);
+    moor_stage_close(&step->stage);
     moor_heap_free(step->kv);
     moor_heap_free(step->captured);
     moor_heap_free(step->last);
@@ -112,7 +111,8 @@ moor_status moor_records_step_begin(moor_records *records, const moor_step_reque
     }
     step->epoch = epoch;
     step->number++;
-    step->n = step->tokens = step->n_pieces = step->n_spans = step->staged = step->n_kv = step->n_captured = 0;
+    step->n = step->tokens = step->n_pieces = step->n_spans = step->n_kv = step->n_captured = 0;
+    moor_stage_begin(&step->stage);
     memset(step->captured, 0, records->config.layers);
     for (uint32_t i = 0; i < n; i++) {
         moor_step_entry *entry = &step->entries[i];
@@ -137,6 +137,7 @@ moor_status moor_records_step_begin(moor_records *records, const moor_step_reque
         if (!entry->record)
             moor_plan_forget_kv(records, &requests[i]);
     }
+    moor_stage_ready(&step->stage);
     step->open = 1;
     if (status)
         moor_step_give_up(records);
@@ -157,8 +158,8 @@ uint32_t moor_records_step_tokens(const moor_records *records)
 static moor_status bad_id(const moor_records *records, uint32_t column, const moor_ids *ids, const moor_narrow *job)
 {
     const moor_step *step = &records->step;
-    for (uint32_t s = 0; s < step->n_spans; s++) {
-        const moor_span *span = &step->spans[s];
+    for (uint32_t s = 0; s < step->n_spans + step->stage.n_spans; s++) {
+        const moor_span *span = s < step->n_spans ? &step->spans[s] : &step->stage.spans[s - step->n_spans];
         for (uint64_t i = 0; i < (uint64_t)span->n * job->k; i++) {
             uint32_t token = span->token + (uint32_t)(i / job->k);
             const uint8_t *at =
@@ -242,7 +243,8 @@ moor_status moor_records_capture(moor_records *records, uint32_t column, const m
         return refuse(records, column,
                       moor_fail(MOOR_E_INVALID, "capture of layer column %u: dtype %u is none of MOOR_DTYPE_*", column,
                                 ids->dtype));
-    if (narrow(&job) >= records->config.num_experts)
+    uint64_t most = narrow(&job), most_staged = moor_stage_narrow(&step->stage, column, narrow, job);
+    if (most >= records->config.num_experts || most_staged >= records->config.num_experts)
         return refuse(records, column, bad_id(records, column, ids, &job));
     step->captured[column] = CAPTURED;
     step->n_captured++;

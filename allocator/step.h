@@ -9,8 +9,8 @@
 #ifndef MOOR_STEP_H
 #define MOOR_STEP_H
 
-#include "narrow.h"
 #include "slots.h"
+#include "stage.h"
 
 /* A request of the step. Its tokens are [token, token + count); rows of the first `skip` were accepted before. */
 typedef struct moor_step_entry {
@@ -24,17 +24,11 @@ typedef struct moor_step_entry {
     uint32_t lost;             /* last rows for which there was no room */
 } moor_step_entry;
 
-/* Rows first…first+n-1 of a block are this step's. They are captured there, or into rows stage… of the step's stage: a decode step's rows
- * lie one to a page in as many blocks as it has requests, often at the same place of a page, and 48 layers would each miss the
- * cache on each of them. Staged they are one compact piece, and commit copies each whole. */
+/* Rows first…first+n-1 of a block are this step's. */
 typedef struct moor_step_piece {
     moor_block *block;
     uint32_t first, n;
-    uint32_t stage; /* MOOR_NOT_STAGED: captured in place */
 } moor_step_piece;
-
-enum { MOOR_STAGE_ROWS = 2048, MOOR_STAGE_PIECE = 8 /* larger pieces are captured in place */ };
-#define MOOR_NOT_STAGED UINT32_MAX
 
 typedef struct moor_step {
     int open;
@@ -42,11 +36,10 @@ typedef struct moor_step {
     uint32_t tokens, n, cap;
     moor_step_entry *entries;
     moor_step_piece *pieces;
-    moor_span *spans; /* what capture writes: neighbours in source and target are one */
+    moor_span *spans; /* what capture writes in place: neighbours in source and target are one */
     uint32_t n_pieces, n_spans, cap_pieces;
-    uint64_t shed;  /* number of the last step that found the arena full and asked the KV index for rows */
-    uint8_t *stage; /* [MOOR_STAGE_ROWS] rows */
-    uint32_t staged;
+    moor_stage stage; /* the rows that it does not */
+    uint64_t shed;    /* number of the last step that found the arena full and asked the KV index for rows */
     int32_t *kv;
     uint32_t n_kv, cap_kv;
     uint8_t *captured; /* [layers] 0 not yet, 1 stored, 2 refused */

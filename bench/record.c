@@ -32,11 +32,22 @@ static int32_t *make_ids(uint32_t tokens)
     return ids;
 }
 
-static void capture_all(const bench *b, const int32_t *ids, uint32_t tokens)
+/* The same, narrowed by whoever made them. */
+static uint8_t *make_narrow(const int32_t *ids, uint32_t tokens)
 {
+    size_t n = (size_t)BENCH_LAYERS * tokens * BENCH_TOP_K;
+    uint8_t *narrow = bench_alloc(n);
+    for (size_t i = 0; i < n; i++)
+        narrow[i] = (uint8_t)ids[i];
+    return narrow;
+}
+
+static void capture_all(const bench *b, const void *ids, uint32_t dtype, uint32_t tokens)
+{
+    size_t bytes = dtype == MOOR_DTYPE_U8 ? sizeof(uint8_t) : sizeof(int32_t);
     for (uint32_t layer = 0; layer < BENCH_LAYERS; layer++) {
-        moor_ids call = {.data = ids + (size_t)layer * tokens * BENCH_TOP_K,
-                         .dtype = MOOR_DTYPE_I32,
+        moor_ids call = {.data = (const uint8_t *)ids + (size_t)layer * tokens * BENCH_TOP_K * bytes,
+                         .dtype = dtype,
                          .tokens = tokens,
                          .top_k = BENCH_TOP_K};
         moor_status status = b->api->capture(b->store, layer, &call, NULL);
@@ -66,10 +77,10 @@ static void fill_batch(batch *t, uint32_t round)
     }
 }
 
-static void step(const bench *b, batch *t, const int32_t *ids, uint32_t tokens)
+static void step(const bench *b, batch *t, const void *ids, uint32_t dtype, uint32_t tokens)
 {
     bench_check(b, b->api->step_begin(b->store, t->request, REQUESTS), "step_begin");
-    capture_all(b, ids, tokens);
+    capture_all(b, ids, dtype, tokens);
     bench_check(b, b->api->step_commit(b->store, NULL, 0), "step_commit");
 }
 
@@ -127,16 +138,17 @@ typedef struct decode {
     batch requests;
     streams copy, narrow;
     int32_t *ids, *prompt;
-    uint8_t *rows;
+    uint8_t *rows, *bytes;
     bench_samples moor, copies, narrows;
 } decode;
 
 /* One round: 200 steps, each of them Moor's, the copy and the narrowing in turn. Medians of the steps are the samples. */
-static void decode_round(const bench *b, decode *d, uint32_t round)
+static void decode_round(const bench *b, decode *d, uint32_t dtype, uint32_t round)
 {
+    const void *ids = dtype == MOOR_DTYPE_U8 ? (const void *)d->bytes : d->ids;
     bench_samples moor = {0}, copies = {0}, narrows = {0};
     fill_batch(&d->requests, round);
-    step(b, &d->requests, d->prompt, REQUESTS * PROMPT);
+    step(b, &d->requests, d->prompt, MOOR_DTYPE_I32, REQUESTS * PROMPT);
     rewind_streams(&d->copy);
     rewind_streams(&d->narrow);
     for (uint32_t s = 0; s < STEPS; s++) {
@@ -146,7 +158,7 @@ static void decode_round(const bench *b, decode *d, uint32_t round)
             d->requests.request[r].n_kv_blocks = (PROMPT + s) / BENCH_BLOCK + 1;
         }
         uint64_t t0 = bench_now_ns();
-        step(b, &d->requests, d->ids, REQUESTS);
+        step(b, &d->requests, ids, dtype, REQUESTS);
         uint64_t t1 = bench_now_ns();
         row_copy(&d->copy, d->rows);
         uint64_t t2 = bench_now_ns();
@@ -169,23 +181,34 @@ static void decode_round(const bench *b, decode *d, uint32_t round)
 
 void bench_decode(bench *b)
 {
-    bench_open(b, 256u << 20, REQUESTS * PER_REQUEST, 8192);
+    static const struct {
+        uint32_t dtype;
+        const char *name;
+    } source[] = {{MOOR_DTYPE_I32, "decode step, 256 requests, 48x8 u8"},
+                  {MOOR_DTYPE_U8, "the same, from ids of one byte"}};
     decode *d = bench_alloc(sizeof *d);
     d->ids = make_ids(REQUESTS);
+    d->bytes = make_narrow(d->ids, REQUESTS);
     d->prompt = make_ids(REQUESTS * PROMPT);
     d->rows = bench_alloc((size_t)REQUESTS * BENCH_ROW);
-    for (uint32_t round = 0; round <= b->repetitions; round++)
-        decode_round(b, d, round);
-    bench_print("decode step, 256 requests, 48x8 u8", "moor", "us", &d->moor);
-    bench_print("decode step, 256 requests, 48x8 u8", "row copy", "us", &d->copies);
-    bench_print("decode step, 256 requests, 48x8 u8", "narrow + scatter", "us", &d->narrows);
+    for (int s = 0; s < 2; s++) {
+        bench_open(b, 256u << 20, REQUESTS * PER_REQUEST, 8192);
+        for (uint32_t round = 0; round <= b->repetitions; round++)
+            decode_round(b, d, source[s].dtype, round);
+        bench_close(b);
+        bench_print(source[s].name, "moor", "us", &d->moor);
+        bench_print(source[s].name, "row copy", "us", &d->copies);
+        if (source[s].dtype == MOOR_DTYPE_I32)
+            bench_print(source[s].name, "narrow + scatter", "us", &d->narrows);
+    }
+    free(d->narrows.value);
     free(d->copy.memory);
     free(d->narrow.memory);
     free(d->rows);
     free(d->ids);
+    free(d->bytes);
     free(d->prompt);
     free(d);
-    bench_close(b);
 }
 
 void bench_prefill(bench *b)
@@ -209,7 +232,7 @@ void bench_prefill(bench *b)
                                      .rows_hint = PREFILL};
         uint64_t t0 = bench_now_ns();
         bench_check(b, b->api->step_begin(b->store, &request, 1), "step_begin");
-        capture_all(b, ids, PREFILL);
+        capture_all(b, ids, MOOR_DTYPE_I32, PREFILL);
         bench_check(b, b->api->step_commit(b->store, NULL, 0), "step_commit");
         uint64_t t1 = bench_now_ns();
         memcpy(copy, ids, bytes);

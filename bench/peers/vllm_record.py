@@ -87,7 +87,8 @@ def decode():
             publish_routed_experts(store, batches=(), block_size=BLOCK, release_keys=keys[r])
         store._queue.join()
     store.close()
-    show("decode step, 256 requests, 48x8 u8", "vLLM recorder, CPU of both threads", "us", samples)
+    for source in ("decode step, 256 requests, 48x8 u8", "the same, from ids of one byte"):
+        show(source, "vLLM recorder, CPU of both threads", "us", samples)
 
 
 def bulk(rows, name, read):

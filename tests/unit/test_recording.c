@@ -388,7 +388,7 @@ static void S1_14_a_capture_or_step_that_is_too_large_is_refused_before_a_byte(v
     fits.start = 8;
     assert_status(lab_begin(&lab, &fits, 1), MOOR_OK);
     uint8_t before[64];
-    memcpy(before, lab.records->step.spans[0].rows, sizeof(before));
+    memcpy(before, lab.records->step.stage.ids, sizeof(before));
     ids.tokens = 9; /* one past the step: its last row would lie past the end */
     assert_status(moor_records_capture(lab.records, 0, &ids), MOOR_E_RANGE);
     assert_text("9 tokens");
@@ -406,7 +406,7 @@ static void S1_14_a_capture_or_step_that_is_too_large_is_refused_before_a_byte(v
     assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_OK);
     fits.start = 18;
     assert_status(lab_begin(&lab, &fits, 1), MOOR_OK);
-    memcpy(before, lab.records->step.spans[0].rows, sizeof(before));
+    memcpy(before, lab.records->step.stage.ids, sizeof(before));
     ids.tokens = 8;
     ids.top_k = LAB_K + 1;
     assert_status(moor_records_capture(lab.records, 2, &ids), MOOR_E_INVALID);
@@ -414,7 +414,7 @@ static void S1_14_a_capture_or_step_that_is_too_large_is_refused_before_a_byte(v
     ids.dtype = 9;
     assert_status(moor_records_capture(lab.records, 3, &ids), MOOR_E_INVALID);
     assert_status(moor_records_capture(lab.records, LAB_LAYERS, &ids), MOOR_E_RANGE);
-    assert_memory_equal(before, lab.records->step.spans[0].rows, sizeof(before));
+    assert_memory_equal(before, lab.records->step.stage.ids, sizeof(before));
     assert_status(moor_records_step_commit(lab.records, NULL, 0), MOOR_OK);
     assert_int_equal(lab_count(&lab, MOOR_C_CAPTURE_ERRORS), 7);
     lab_assert_empty(&lab);
