@@ -103,7 +103,7 @@ def _literal(old, new):
 
 def _loose(old):
     """A literal in which white space is any white space."""
-    return r"\s+".join(re.escape(word) for word in old.split(" "))
+    return r"\s+".join(re.escape(word) for word in re.split(" +", old))
 
 
 def _readings(old, is_sed):
