@@ -37,6 +37,7 @@ int moor_vllm_sleep_after(moor_jp_call *call);
 int moor_vllm_wake_after(moor_jp_call *call);
 int moor_vllm_start_update_before(moor_jp_call *call);
 int moor_vllm_finish_update_after(moor_jp_call *call);
+int moor_vllm_update_error(moor_jp_call *call);
 
 /* vllm_core.c */
 int moor_vllm_core_init(moor_jp_call *call);

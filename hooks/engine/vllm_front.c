@@ -24,7 +24,9 @@ int moor_vllm_generate_before(moor_jp_call *call)
 
 /* ---- pause, sleep and update drive the gate -------------------------------------------------------------------------- */
 
-static int paused_by_us; /* Moor paused the engine for an update that came without a pause */
+static int paused_by_us;    /* Moor paused the engine for an update that came without a pause */
+static int resuming_failed; /* and ends that pause because the update failed: the gate stays as the failure left it */
+static PyObject *resuming;  /* the task of it; event loops hold theirs weakly */
 
 /* vLLM's pause modes: "wait" lets running requests end, "keep" freezes them, "abort" (its default) ends them. In all three
  * a request that reaches the core later is queued there until the resume. */
@@ -62,8 +64,9 @@ int moor_vllm_pause_after(moor_jp_call *call)
 int moor_vllm_resume_after(moor_jp_call *call)
 {
     (void)call;
-    paused_by_us = 0;
-    return moor_gate_open();
+    int failed = resuming_failed;
+    paused_by_us = resuming_failed = 0;
+    return failed ? MOOR_JP_OK : moor_gate_open();
 }
 
 int moor_vllm_sleep_before(moor_jp_call *call)
@@ -104,9 +107,11 @@ int moor_vllm_start_update_before(moor_jp_call *call)
         return MOOR_JP_OK;
     if (moor_gate_enforced() && rt->api->gate_status(rt->process, &status) == MOOR_OK) {
         if (status.state == MOOR_GATE_OPEN && call->rounds == 0) {
-            paused_by_us = 1;
+            call->state = &paused_by_us;
             return moor_jp_set_awaitable(call, pause_awaitable(call->self)) ? MOOR_JP_FAILED : MOOR_JP_AWAIT;
         }
+        if (call->state && call->rounds == 1) /* a pause that failed does not come back here */
+            paused_by_us = 1;
         int drained = status.state == MOOR_GATE_SEALED ? moor_gate_drain(call) : MOOR_JP_OK;
         if (drained != MOOR_JP_OK)
             return drained;
@@ -125,6 +130,30 @@ int moor_vllm_finish_update_after(moor_jp_call *call)
     paused_by_us = 0;
     PyObject *awaitable = PyObject_CallMethod(call->self, "resume_generation", NULL);
     return moor_jp_set_awaitable(call, awaitable) ? MOOR_JP_FAILED : MOOR_JP_AWAIT;
+}
+
+/* Nobody else would end Moor's own pause: once the operator has acknowledged the failure, requests would pass the gate into an
+ * engine that stands still. Until then the gate holds them, and none is left in the engine. */
+int moor_vllm_update_error(moor_jp_call *call)
+{
+    int result = moor_gate_update_error(call);
+    if (!paused_by_us)
+        return result;
+    paused_by_us = 0;
+    resuming_failed = 1;
+    PyObject *asyncio = PyImport_ImportModule("asyncio");
+    PyObject *resume = asyncio ? PyObject_CallMethod(call->self, "resume_generation", NULL) : NULL;
+    PyObject *task = resume ? PyObject_CallMethod(asyncio, "ensure_future", "O", resume) : NULL;
+    Py_XDECREF(resume);
+    Py_XDECREF(asyncio);
+    if (!task) {
+        resuming_failed = 0;
+        return MOOR_JP_FAILED;
+    }
+    PyObject *old = resuming;
+    resuming = task;
+    Py_XDECREF(old);
+    return result;
 }
 
 /* ---- delivery -------------------------------------------------------------------------------------------------------- */

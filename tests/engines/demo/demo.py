@@ -162,7 +162,9 @@ class Demo:
             self.problems.append(f"{rid}: lost: {error}")
         self.requests += len(jobs)
         self.lost += len(result.failed)
-        self.judge(list(result.done.values()), label, epochs)
+        made_by = self.judge(list(result.done.values()), label, epochs)
+        if during and len(set(made_by.values())) < 2:
+            self.problems.append("all requests were made by the same weights: that the update waits for them was not seen")
         return result
 
     def judge(self, done, label, epochs):
@@ -246,8 +248,6 @@ class Demo:
         say("  " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in phases)
             + f" ({after - before} finished meanwhile, {self.args.requests - after} were still to come); "
             f"the engine says version {c.weight_version()!r}")
-        if after == self.args.requests:
-            self.problems.append("every request had ended before the update did: it proves nothing")
         if self.trainer:
             say(f"  gate: {self.trainer.ask('gate')['gate']}")
 

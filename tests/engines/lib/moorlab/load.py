@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work for a server: prompts of mixed length, and clients that send them in parallel."""
+import contextlib
 import queue
 import random
 import threading
@@ -54,7 +55,10 @@ class LoadResult:
 
 
 class Load:
-    """Jobs on their way: `start`, look at `done_count()`, then `finish`."""
+    """Jobs on their way: `start`, look at `done_count()`, then `finish`.
+
+    A check that needs requests in flight gives more jobs than it wants done, and says `enough()`: so that it
+    does not depend on who is faster, the load or the check."""
 
     def __init__(self, client, jobs, threads=8, on_done=None):
         self.client, self.jobs, self.on_done = client, jobs, on_done
@@ -101,6 +105,12 @@ class Load:
                 return False
             time.sleep(0.002)
         return True
+
+    def enough(self):
+        """No further job is started."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
 
     def finish(self, timeout=300.0):
         end = time.monotonic() + timeout
