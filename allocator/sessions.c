@@ -413,6 +413,15 @@ static moor_trace_value *value_new(moor_session *session, const char *key, uint3
     return value;
 }
 
+/* Ends of segments are added up, and a snapshot is read back only when none of them can overflow. */
+static moor_status check_end(const moor_trace_value *value)
+{
+    if (value->length == MOOR_TRACE_ROWS || (value->start <= INT64_MAX && value->length <= INT64_MAX - value->start))
+        return MOOR_OK;
+    return moor_fail(MOOR_E_RANGE, "session %s: a segment of %llu tokens from %llu on", value->session->id,
+                     (unsigned long long)value->length, (unsigned long long)value->start);
+}
+
 static moor_status insert(moor_records *records, moor_session *session, const char *key, uint32_t key_len,
                           const moor_trace_in *in)
 {
@@ -420,7 +429,9 @@ static moor_status insert(moor_records *records, moor_session *session, const ch
     moor_trace_value *value = value_new(session, key, key_len, in);
     if (!value)
         return MOOR_E_NOMEM;
-    moor_status status = moor_trie_insert(&session->trie, key, key_len, value, &value->node, &old);
+    moor_status status = check_end(value);
+    if (!status)
+        status = moor_trie_insert(&session->trie, key, key_len, value, &value->node, &old);
     if (status) {
         moor_heap_free(value);
         return status;

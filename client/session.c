@@ -262,8 +262,8 @@ moor_status moor_client_session_rollback(moor_client *client, const char *id, ui
         return status;
     if (n == sizeof(done))
         memcpy(&done, payload, sizeof(done));
-    else
-        status = corrupt(&a, "a rollback of another size");
+    if (n != sizeof(done) || done.key_len > key_len)
+        status = corrupt(&a, "a rollback that does not add up");
     free(payload);
     end(&a);
     if (status)

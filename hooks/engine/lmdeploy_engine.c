@@ -360,6 +360,17 @@ static int add(PyObject *sequence, uint64_t start, uint32_t count, int prefill)
     return 0;
 }
 
+/* 1: the ids of tokens first…first+n-1 of the batch are there. 0: there are none, or too few of them, which is reported. */
+static int covers(const routes *r, uint32_t first, uint32_t n)
+{
+    if (!r->open || (uint64_t)first + n <= (uint64_t)r->view.shape[0])
+        return r->open;
+    PyErr_Format(PyExc_ValueError, "all_routed_experts has %zd tokens, the batch goes on to %llu", r->view.shape[0],
+                 (unsigned long long)first + n);
+    moor_jp_failed(moor_lmdeploy_jp("engine.capture"), "reading a step's ids");
+    return 0;
+}
+
 /* The sequences gathered so far, whose ids begin at token `first` of the batch. Without routes: rows that are missing. */
 static int flush(const routes *r, uint32_t first)
 {
@@ -369,8 +380,9 @@ static int flush(const routes *r, uint32_t first)
     uint32_t tokens = 0;
     for (uint32_t i = 0; i < step.n; i++)
         tokens += step.batch[i].count;
+    int have = covers(r, first, tokens);
     moor_status status = rt->api->step_begin(rt->store, step.batch, step.n);
-    for (uint32_t column = 0; !status && r->open && column < E.layers; column++) {
+    for (uint32_t column = 0; !status && have && column < E.layers; column++) {
         const Py_buffer *v = &r->view;
         Py_ssize_t layer = v->shape[1] == E.layers ? (Py_ssize_t)column : E.layer_ids[column];
         moor_ids ids = {
@@ -387,7 +399,7 @@ static int flush(const routes *r, uint32_t first)
         status = rt->api->step_commit(rt->store, NULL, 0);
     drop();
     if (!status)
-        return 0;
+        return PyErr_Occurred() ? -1 : 0;
     rt->api->step_abandon(rt->store);
     moor_runtime_raise(status, "recording a step");
     return -1;
@@ -512,6 +524,8 @@ int moor_lmdeploy_outputs_after(moor_jp_call *call)
         return MOOR_JP_OK;
     int result = MOOR_JP_OK;
     Py_ssize_t n = PySequence_Size(running);
+    if (n < 0)
+        return MOOR_JP_FAILED;
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *sequence = PySequence_GetItem(running, i);
         PyObject *session = moor_py_path(sequence, "session_id");

@@ -42,8 +42,11 @@ int moor_lmdeploy_extra_outputs_before(moor_jp_call *call)
     long long ids = count ? PyLong_AsLongLong(count) : -1;
     PyObject *field = ids > 1 ? deliver(marker, ids) : NULL;
     int result = field || ids <= 1 ? MOOR_JP_OK : MOOR_JP_FAILED;
-    if (ids < 0 && !PyErr_Occurred())
-        PyErr_SetString(PyExc_TypeError, "_get_extra_outputs says no number of ids"), result = MOOR_JP_FAILED;
+    if (ids < 0) {
+        result = MOOR_JP_FAILED;
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "_get_extra_outputs says no number of ids");
+    }
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyDict_SetItemString(data, "routed_experts", field ? field : Py_None);

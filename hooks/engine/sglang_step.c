@@ -217,12 +217,12 @@ static int open_view(batch_view *v)
         v->starts = call_path(S.batch, "seq_lens_cpu", "tolist");
     }
     v->slots = call_path(S.batch, "req_to_token_pool.req_to_token", "numpy");
-    int missing = !v->reqs || !v->starts || !v->slots || (extend == Py_True && !v->counts);
+    int missing = !extend || !v->reqs || !v->starts || !v->slots || (extend == Py_True && !v->counts);
     Py_XDECREF(extend);
     if (missing) {
         if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_AttributeError, "the batch has no reqs, prefix_lens, extend_lens, seq_lens_cpu or "
-                                                  "req_to_token");
+            PyErr_SetString(PyExc_AttributeError, "the batch has no forward_mode, reqs, prefix_lens, extend_lens, "
+                                                  "seq_lens_cpu or req_to_token");
         return -1;
     }
     if (PyObject_GetBuffer(v->slots, &v->view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT))
@@ -306,7 +306,7 @@ static int begin_step(void *user)
     S.n = 0;
     int result = open_view(&view);
     Py_ssize_t n = result ? 0 : PySequence_Size(view.reqs);
-    if (n > 0 && reserve((uint32_t)n))
+    if (n < 0 || reserve((uint32_t)n))
         result = -1;
     for (Py_ssize_t i = 0; i < n && result == 0; i++)
         result = read_request(&view, i);
@@ -435,7 +435,7 @@ static void seal(PyObject *req, uint32_t flags)
     Py_ssize_t len = 0, sampled = output ? PyObject_Size(output) : 0, before = prompt ? PyObject_Size(prompt) : 0;
     PyErr_Clear();
     const char *text = moor_py_text(rid, &len);
-    if (sampled <= 0)
+    if (sampled <= 0 || before <= 0)
         flags |= MOOR_SEAL_COMMITTED; /* how far a prefill came, the steps decide */
     if (text && rt->api->seal(rt->process, rt->store_index, text, (uint32_t)len,
                               (uint64_t)(before + (sampled > 0 ? sampled - 1 : 0)), flags))

@@ -148,6 +148,10 @@ static void what_cannot_be_a_segment_is_refused(void **state)
     assert_text("not sealed");
     in = (moor_trace_in){.handle = run(&lab, "a", 5), .start = UINT64_MAX - 3, .length = 5, .create = 1};
     assert_status(moor_session_insert(lab.records, ALICE, "s", 1, "k", 1, &in), MOOR_E_RANGE);
+    /* without a record nothing else bounds it, and a snapshot with such a segment could not be restored */
+    in = (moor_trace_in){.start = INT64_MAX - 3, .length = 4, .create = 1};
+    assert_status(moor_session_insert(lab.records, ALICE, "s", 1, "k", 1, &in), MOOR_E_RANGE);
+    assert_text("4 tokens from 9223372036854775804");
     assert_int_equal(lab_stats(&lab).sessions, 0);
     lab_assert_empty(&lab);
     lab_close(&lab);

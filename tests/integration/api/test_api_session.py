@@ -3,6 +3,8 @@
 import array
 import gc
 import os
+import socket
+import struct
 import subprocess
 import threading
 import time
@@ -347,6 +349,54 @@ class Stores(SessionTest):
         never = self.store.session("later")
         never.insert("k", self.store.open("zero", 5))
         self.assertEqual(never.export("k").record.store_index, 0)
+
+
+class Between(threading.Thread):
+    """Stands between a client and its store, and may change what the store answers to a request of one type."""
+
+    def __init__(self, directory, type, change):
+        super().__init__(daemon=True)
+        self.type, self.change = type, change
+        path = os.path.join(directory, "store-0.sock")
+        os.rename(path, path + ".real")
+        self.listener, self.store = (socket.socket(socket.AF_UNIX) for _ in range(2))
+        self.listener.bind(path)
+        self.listener.listen()
+        self.store.connect(path + ".real")
+        self.start()
+
+    def run(self):
+        client, _ = self.listener.accept()
+        with client, self.store, self.listener:
+            threading.Thread(target=self.forward, args=(client,), daemon=True).start()
+            while True:
+                data, fds, _, _ = socket.recv_fds(self.store, 65536, 4)
+                if not data:
+                    return
+                length, type = struct.unpack_from("=IH", data)
+                if type == self.type and length == len(data):
+                    data = data[:16] + self.change(data[16:])
+                socket.send_fds(client, [data], fds)
+                for fd in fds:
+                    os.close(fd)
+
+    def forward(self, client):
+        while data := client.recv(65536):
+            self.store.sendall(data)
+        self.store.shutdown(socket.SHUT_RDWR)
+
+
+class Untrusted(SessionTest):
+    def test_a_rollback_to_more_than_the_key(self):
+        """moor_wire_rollback = kept, key_len; a key_len beyond the key's end would be read behind it."""
+        self.turns()
+        between = Between(os.path.join(self.base, "api"), 17, lambda answer: answer[:8] + struct.pack("=II", 4096, 0))
+        store = moor.attach("api", dir=self.base)
+        with self.assertRaises(moor.Corrupt):
+            store.session("s").rollback("turn1 turn2 ", list(range(12)))
+        del store
+        gc.collect()
+        between.join(5)
 
 
 if __name__ == "__main__":
