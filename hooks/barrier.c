@@ -526,7 +526,9 @@ static moor_status find_named(moor_state *state, const char *name, moor_state_ba
             return MOOR_OK;
         }
     }
-    return moor_fail(MOOR_E_FULL, "barrier %s: all %d named barriers are in use", name, MOOR_MAX_BARRIERS);
+    return moor_fail(MOOR_E_FULL,
+                     "barrier %s: an instance has %d names, and all are taken; a name serves for meeting after meeting",
+                     name, MOOR_MAX_BARRIERS);
 }
 
 /* "resume" or "resume:<replica>"; -1 when it is some other name. */
@@ -556,8 +558,8 @@ moor_status moor_barrier_client(const moor_member *member, const char *name, uin
         if (!size)
             return moor_fail(MOOR_E_INVALID, "barrier %s: a size of 0", name);
         call.size = size;
-        moor_status status = find_named(member->state, name, &call.cell);
-        if (status)
+        moor_status status = check_call(&call); /* a name that is taken stays taken */
+        if (status || (status = find_named(member->state, name, &call.cell)))
             return status;
     }
     return moor_barrier_meet(&call, timeout, result);

@@ -440,6 +440,9 @@ static void named_barriers_meet_by_name(void **state)
     assert_ok(b.status);
     assert_int_equal(c.status, MOOR_E_TIMEOUT);
     assert_string_equal(c.result.text, "missing: rank 0");
+    start_named(&a, "a bad arrival takes no name", 2, 2, 0);
+    join(&a);
+    assert_int_equal(a.status, MOOR_E_INVALID);
     for (int i = 2; i < MOOR_MAX_BARRIERS; i++) {
         char name[32];
         snprintf(name, sizeof(name), "barrier-%d", i);

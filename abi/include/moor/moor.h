@@ -517,7 +517,8 @@ typedef struct moor_api {
     uint64_t (*weights_epoch)(moor_process *process);
 
     /* Barrier before the KV cache resumes. resume_arrive: rank of world arrives; waits for the others and for every hold on
-     * device (UUID or "cpu:0") of other processes. TIMEOUT/BROKEN also fill *result. Decided once per generation. */
+     * device (UUID or "cpu:0") of other processes. TIMEOUT/BROKEN also fill *result. Decided once per generation. barrier_arrive: `size` consumers meet under a name, again and
+     * again; an instance has 16 names. "resume" or "resume:<replica>" is an external arrival of the resume barrier. */
     moor_status (*resume_arrive)(moor_process *process, uint32_t rank, uint32_t world, uint32_t replica,
                                  const char *device, double timeout, moor_barrier_result *result);
     moor_status (*barrier_arrive)(moor_client *client, const char *name, uint32_t size, uint32_t rank, double timeout,
