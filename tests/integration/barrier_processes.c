@@ -245,7 +245,7 @@ static void S5_5_with_the_barrier_off_a_trainer_holds(void **state)
 static void S5_1_a_hold_keeps_all_ranks_until_it_ends(void **state)
 {
     (void)state;
-    pid_t holder = trainer("cpu:0", 150, 0), elsewhere = trainer("cpu:1", 3000, 0), ranks[2];
+    pid_t holder = trainer("cpu:0", 150, 0), elsewhere = trainer("cpu:1", 60000, 0), ranks[2];
     await(&shared->ready, 2);
     for (uint32_t rank = 0; rank < 2; rank++)
         ranks[rank] = rank_of(arrive_once, rank);
@@ -259,7 +259,7 @@ static void S5_1_a_hold_keeps_all_ranks_until_it_ends(void **state)
         assert_int_equal(support_wait(ranks[rank]), 0);
         assert_ok(atomic_load(&shared->status[rank]));
         uint64_t ms = ms_between(begun, atomic_load(&shared->ended_ns[rank]));
-        assert_true(ms >= 150 && ms < 2500); /* not for the other device's */
+        assert_true(ms >= 150 && ms < 30000); /* not for the other device's */
     }
     assert_int_equal(support_wait(holder), 0);
     kill(elsewhere, SIGKILL);
@@ -377,7 +377,7 @@ static void S5_3_a_rank_killed_while_waiting_breaks_the_round(void **state)
         assert_int_equal(support_wait(ranks[rank]), 0);
         assert_int_equal(atomic_load(&shared->status[rank]), MOOR_E_BROKEN);
         assert_string_equal(shared->text[rank], expected);
-        assert_true(ms_between(begun, atomic_load(&shared->ended_ns[rank])) < 1000);
+        assert_true(ms_between(begun, atomic_load(&shared->ended_ns[rank])) < 10000);
     }
     assert_int_equal(process->state->resume[0].broken, 1);
 }
@@ -405,7 +405,7 @@ static void S5_3_a_rank_killed_before_it_arrived_breaks_the_round(void **state)
     assert_int_equal(atomic_load(&shared->status[0]), MOOR_E_BROKEN);
     snprintf(expected, sizeof(expected), "rank 1 (pid %d) died before it arrived", (int)dies);
     assert_string_equal(shared->text[0], expected);
-    assert_true(ms_between(begun, atomic_load(&shared->ended_ns[0])) < 1000);
+    assert_true(ms_between(begun, atomic_load(&shared->ended_ns[0])) < 10000);
 }
 
 /* A rank that died and came back is late, not dead. */
@@ -447,7 +447,7 @@ static void S5_3_it_does_not_matter_who_dies(void **state)
         assert_int_equal(support_wait(ranks[victim]), 128 + SIGKILL);
         assert_int_equal(support_wait(ranks[!victim]), 0);
         assert_int_equal(atomic_load(&shared->status[!victim]), MOOR_E_BROKEN);
-        assert_true(ms_between(begun, atomic_load(&shared->ended_ns[!victim])) < 1000);
+        assert_true(ms_between(begun, atomic_load(&shared->ended_ns[!victim])) < 10000);
         kill(holder, SIGKILL);
         support_wait(holder);
     }

