@@ -219,6 +219,9 @@ static int rebuild(const state *s, PyObject *buffers, moor_py_data *data, moor_r
     tables t;
     if (!dtype || !layers || layers > INT32_MAX || !s->top_k || s->top_k > UINT16_MAX)
         return bad_pickle("its dtype, layers or top_k are none");
+    size_t columns = layers > s->model_layers ? layers : s->model_layers;
+    if (s->rows > INT64_MAX / (columns * s->top_k * sizeof(int64_t)))
+        return bad_pickle("it has more rows than memory has room for, missing ones among them");
     data->buffers = calloc(given ? given : 1, sizeof(Py_buffer));
     if (!data->buffers) {
         PyErr_NoMemory();

@@ -237,6 +237,10 @@ class Pickle(ApiTest):
             bad = state[:position] + (value,) + state[position + 1:]
             with self.subTest(position=position, value=value), self.assertRaises((moor.Corrupt, moor.VersionError, OverflowError)):
                 rebuild(bad, buffers)
+        rows = 2**58 + 20  # an array of them would wrap around
+        huge = state[:4] + (rows,) + state[5:16] + ([(0, 20, 1), (20, rows - 20, 0)],) + state[17:]
+        with self.assertRaises(moor.Corrupt):
+            rebuild(huge, buffers)
         for bad in ((), (b"",), (bytes(119),), (bytes(121),)):
             with self.subTest(buffers=bad), self.assertRaises(moor.Corrupt):
                 rebuild(state, bad)
