@@ -39,7 +39,10 @@ function(_moor_test_properties name default_label)
     set(ARG_LABELS ${default_label})
   endif()
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
+    set(ARG_TIMEOUT 300)
+  endif()
+  if(MOOR_SANITIZE)
+    math(EXPR ARG_TIMEOUT "3 * ${ARG_TIMEOUT}") # it ends what hangs; what is slow on a busy machine has not failed
   endif()
   set_tests_properties(${name} PROPERTIES
     LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77
