@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "allocator/sessions.h"
+
 int check_fail(lab *l, const char *format, ...)
 {
     va_list args;
@@ -14,13 +16,6 @@ int check_fail(lab *l, const char *format, ...)
     va_end(args);
     return 1;
 }
-
-#define AGREE(store, model, what, ...)                                                                                 \
-    do {                                                                                                               \
-        if ((uint64_t)(store) != (uint64_t)(model))                                                                    \
-            return check_fail(l, what ": store %llu, model %llu", __VA_ARGS__, (unsigned long long)(store),            \
-                              (unsigned long long)(model));                                                            \
-    } while (0)
 
 const char *check_id(uint32_t id)
 {
@@ -170,6 +165,10 @@ static int record_agrees(lab *l, m_record *r)
     FIELD(dropped, r->dropped);
     FIELD(expirable, r->kept);
 #undef FIELD
+    AGREE(slot->session != NULL, r->session != M_NONE, "record %s#%llu: of a session", slot->id,
+          (unsigned long long)r->number);
+    if (slot->session)
+        AGREE(slot->parked_in_session, r->parked, "record %s#%llu: parked", slot->id, (unsigned long long)r->number);
     AGREE(moor_slot_dead(slot), r->dead, "record %s#%llu: dead", slot->id, (unsigned long long)r->number);
     AGREE(moor_slot_leases(slot), m_leases(r), "record %s#%llu: leases", slot->id, (unsigned long long)r->number);
     return rows_agree(l, r, slot) || ids_agree(l, r, slot);
@@ -298,6 +297,15 @@ static int sums_agree(lab *l)
     AGREE(stats.seals_unknown, l->m.seals_unknown, "seals of unknown requests%s", "");
     AGREE(stats.seals_repeated, l->m.seals_repeated, "seals of sealed requests%s", "");
     AGREE(stats.seals_torn, 0, "torn seals%s", "");
+    uint64_t sessions = 0, gone = 0, values = 0;
+    for (uint32_t i = 0; i < M_SESSIONS; i++) {
+        sessions += l->m.session[i].state == MOOR_SESSION_LIVE;
+        gone += l->m.session[i].state == MOOR_SESSION_GONE;
+        values += l->m.session[i].state == MOOR_SESSION_LIVE ? m_values(&l->m.session[i]) : 0;
+    }
+    AGREE(stats.sessions, sessions, "sessions%s", "");
+    AGREE(stats.sessions_gone, gone, "released sessions%s", "");
+    AGREE(stats.session_keys, values, "keys of sessions%s", "");
     AGREE(l->s->kept_bytes, kept, "kept bytes%s", "");
     return 0;
 }
@@ -313,7 +321,7 @@ int check_all(lab *l)
             return 1;
     }
     AGREE(l->s->live, live, "live records%s", "");
-    int bad = counters_agree(l) || events_agree(l) || (l->whole && sums_agree(l)) || kv_agrees(l);
+    int bad = counters_agree(l) || events_agree(l) || (l->whole && sums_agree(l)) || kv_agrees(l) || check_sessions(l);
     l->rough = 0;
     return bad;
 }
@@ -385,6 +393,18 @@ int check_audit(lab *l)
     return 0;
 }
 
+uint32_t check_blocks(const moor_records *s)
+{
+    static _Thread_local tally all[TALLIES];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->slots.count; i++) {
+        const moor_record_slot *slot = moor_slots_at(&s->slots, i);
+        for (uint32_t p = 0; slot->used && !moor_slot_dead(slot) && p < slot->rows.n; p++)
+            add(all, &n, slot->rows.piece[p].block);
+    }
+    return n;
+}
+
 /* ---- views ---- */
 
 static int versions_agree(lab *l, const moor_view *view, const m_record *r, uint64_t rows)
@@ -435,5 +455,7 @@ int check_view(lab *l, const moor_view *view, const m_record *r, uint64_t rows, 
     AGREE(view->owner, r->owner, "view of %s: owner", view->id);
     AGREE(view->sealed, r->sealed, "view of %s: sealed", view->id);
     AGREE(view->index, index, "view of %s: index", view->id);
+    if (strcmp(view->session, r->session == M_NONE ? "" : check_session_id((uint32_t)r->session)) != 0)
+        return check_fail(l, "view of %s: it is session \"%s\"'s", view->id, view->session);
     return versions_agree(l, view, r, rows);
 }

@@ -22,8 +22,16 @@ typedef struct lab {
     uint64_t refused; /* arena->refused before the operation */
     uint32_t rough;   /* an allocation failed in this operation */
     uint32_t whole;   /* compare all records, not only those that the operation touched */
+    uint32_t shape;   /* of the store: play.c */
     char why[512];
 } lab;
+
+#define AGREE(store, model, what, ...)                                                                                 \
+    do {                                                                                                               \
+        if ((uint64_t)(store) != (uint64_t)(model))                                                                    \
+            return check_fail(l, what ": store %llu, model %llu", __VA_ARGS__, (unsigned long long)(store),            \
+                              (unsigned long long)(model));                                                            \
+    } while (0)
 
 const char *check_id(uint32_t id); /* of a name, or M_NAMES + alias */
 moor_hash128 check_hash(uint32_t id);
@@ -31,6 +39,11 @@ moor_hash128 check_hash(uint32_t id);
 int check_all(lab *l);
 /* References, blocks and bytes add up. */
 int check_audit(lab *l);
+/* Tries, what their keys stand for, and whose the records are (check_sessions.c). */
+int check_sessions(lab *l);
+const char *check_session_id(uint32_t session);
+/* The blocks that live records have rows in. */
+uint32_t check_blocks(const moor_records *s);
 int check_view(lab *l, const moor_view *view, const m_record *record, uint64_t rows, uint32_t id);
 int check_fail(lab *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void check_on_sealed(void *user, const moor_sealed_event *event);

@@ -72,6 +72,7 @@ m_record *m_create(model *m, uint32_t name)
         r->name = name;
         r->number = ++m->created;
         r->owner = MOOR_OWNER_ROLLOUT;
+        r->session = M_NONE;
         r->ids[r->n_ids++] = name;
         for (int a = 0; a < M_ALIASES; a++)
             r->alias[a] = -1;

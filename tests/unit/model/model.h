@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * model.h — what a record store must do, written a second time: a flat array of rows per record, a flat array of slots per KV block,
- * linear searches, no memory management, no locks. From SEMANTICS 1 and 2, not from allocator/.
+ * model.h — what a record store must do, written a second time: a flat array of rows per record, a flat array of slots per KV block, a flat
+ * array of keys per session, linear searches, no memory management, no locks. From SEMANTICS 1 to 3, not from allocator/.
  *
  * A row is known by its seed: who computed it, at which position, with which weights (world.h). The model cannot know what is
  * physical (where the arena is full, which allocation fails); check.c tells it those facts, and nothing else.
@@ -25,7 +25,12 @@ enum {
     M_KV_SIZE = 8, /* slots of a KV block at most */
     M_REQUEST_KV = M_KV_BLOCKS,
     M_RECORDS = 128,
-    M_EVENTS = 64
+    M_EVENTS = 64,
+    M_SESSIONS = 4,
+    M_NODES = 40,    /* of a session, "" among them */
+    M_KEY = 24,      /* bytes of a key at most */
+    M_SEGMENT = 256, /* tokens that a value brings at most */
+    M_NONE = -1
 };
 
 typedef struct m_row {
@@ -48,9 +53,45 @@ typedef struct m_record {
     int32_t alias[M_ALIASES];           /* its index, or -1 */
     uint32_t held[M_CLIENTS + 1];
     uint64_t held_since[M_CLIENTS + 1]; /* order of the first lease that is still held */
+    int32_t session;                    /* whose it is, or M_NONE */
+    uint32_t parked;                    /* a key held it and was overwritten: it stays until the session goes */
+    uint64_t taken;                     /* order in which its session took it */
     uint32_t dirty;
     m_row *row; /* [M_ROWS] */
 } m_record;
+
+typedef struct m_node { /* a key of a session, with or without a value */
+    uint32_t used, length;
+    char key[M_KEY];
+    int32_t parent; /* M_NONE: of "" */
+    uint64_t came;  /* order in which keys came */
+    /* Its value: tokens start…start+n-1 of a trace. */
+    uint32_t valued, has_tokens;
+    int32_t record; /* M_NONE: none */
+    uint64_t start, n;
+    int32_t token[M_SEGMENT];
+} m_node;
+
+typedef struct m_session {
+    uint32_t state, client; /* MOOR_SESSION_*; client 0: it outlives every client */
+    uint32_t dirty;
+    m_node node[M_NODES]; /* [0]: "" */
+} m_session;
+
+typedef struct m_insert {
+    moor_handle handle; /* 0: no record */
+    uint64_t start, n;  /* MOOR_TRACE_BEHIND, MOOR_TRACE_ROWS */
+    const int32_t *tokens;
+    uint32_t n_tokens, create;
+} m_insert;
+
+typedef struct m_trace {
+    uint32_t n; /* segments */
+    const m_node *segment[M_NODES];
+    uint64_t n_tokens, rows;
+    uint32_t has_tokens;
+    const m_record *of_row[M_ROWS]; /* whose row each one is */
+} m_trace;
 
 typedef struct m_kv {
     uint32_t n;
@@ -101,6 +142,8 @@ typedef struct model {
     uint64_t count[MOOR_COUNTERS_COUNT];
     m_event event[M_EVENTS];
     uint32_t n_events;
+    m_session session[M_SESSIONS];
+    uint64_t came;
     uint32_t table_full; /* the model's own arrays are: the play ends */
 } model;
 
@@ -139,5 +182,31 @@ uint32_t m_disconnect(model *m, uint32_t client);
 moor_status m_claim(model *m, moor_handle handle, uint32_t owner);
 moor_status m_policy_event(model *m, moor_handle handle, uint32_t event);
 uint32_t m_expire(model *m, int all);
+
+/* ---- sessions (model_sessions.c); `s` is one of m->session ---- */
+/* The nodes depth first, siblings in the order they came; parents before what hangs on them, or behind. Returns how many. */
+uint32_t m_keys(const m_session *s, int children_first, int32_t order[M_NODES]);
+uint32_t m_values(const m_session *s);
+m_node *m_node_of(m_session *s, const char *key, uint32_t length); /* NULL: no such key, or without a value */
+m_node *m_nearest(m_session *s, const char *key,
+                  uint32_t length); /* whose value an insert of the key would follow; NULL */
+void m_session_start(model *m, m_session *s, uint32_t client);
+moor_status m_session_release(model *m, m_session *s);
+void m_sessions_disconnect(model *m, uint32_t client);
+moor_status m_session_insert(model *m, m_session *s, uint32_t client, const char *key, uint32_t length,
+                             const m_insert *in);
+moor_status m_session_release_key(model *m, m_session *s, const char *key, uint32_t length);
+moor_status m_session_search(m_session *s, const char *text, uint32_t length, m_node **out);
+moor_status m_session_export(const model *m, m_session *s, const char *key, uint32_t length, m_trace *out);
+moor_status m_session_rollback(model *m, m_session *s, const char *key, uint32_t length, const int32_t *tokens,
+                               uint64_t n_tokens, uint64_t least, uint64_t *kept, uint32_t *key_len);
+/* What a cut of the record does to the values that hold it. */
+moor_status m_may_cut(model *m, const m_record *r, uint64_t rows);
+void m_cut_values(model *m, const m_record *r, uint64_t rows);
+
+/* ---- snapshots (model_snapshot.c) ---- */
+moor_status m_save(model *m); /* may it be saved now? */
+/* `to` was opened: it becomes what a new store has that `from`, at rest, was saved from. */
+void m_restore(model *to, const model *from);
 
 #endif

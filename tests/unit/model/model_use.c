@@ -80,6 +80,10 @@ moor_status m_truncate(model *m, uint32_t id, uint64_t rows, uint64_t least)
         return MOOR_E_STATE;
     if (rows < least || rows > r->accepted)
         return MOOR_E_RANGE;
+    status = m_may_cut(m, r, rows);
+    if (status)
+        return status;
+    m_cut_values(m, r, rows);
     r->end = r->accepted = rows;
     r->told = r->told < rows ? r->told : rows;
     r->lost_until = r->lost_until < rows ? r->lost_until : rows;
@@ -188,6 +192,7 @@ void m_unlease(model *m, m_record *r, uint32_t client)
 
 uint32_t m_disconnect(model *m, uint32_t client)
 {
+    m_sessions_disconnect(m, client);
     for (uint32_t n = 0;; n++) { /* the last one taken first, which shows in the order of expiry */
         m_record *last = NULL;
         for (uint32_t i = 0; i < M_RECORDS; i++) {
@@ -201,7 +206,7 @@ uint32_t m_disconnect(model *m, uint32_t client)
     }
 }
 
-static void release_owner(model *m, m_record *r)
+void m_release_owner(model *m, m_record *r)
 {
     r->dead = r->dirty = 1;
     r->kept = 0;
@@ -216,6 +221,8 @@ moor_status m_claim(model *m, moor_handle handle, uint32_t owner)
         return MOOR_E_INVALID;
     if (!r || r->dead)
         return MOOR_E_STALE;
+    if (r->session != M_NONE && owner != MOOR_OWNER_TRACE_STORE)
+        return MOOR_E_STATE;
     r->owner = owner;
     r->dirty = 1;
     if (r->sealed)
@@ -231,10 +238,12 @@ moor_status m_policy_event(model *m, moor_handle handle, uint32_t event)
         return MOOR_E_INVALID;
     if (!r || r->dead)
         return MOOR_E_STALE;
+    if (r->session != M_NONE && event == MOOR_EVENT_SESSION_RELEASED)
+        return MOOR_E_STATE; /* its session was not */
     r->dirty = 1;
     int of_session = r->owner == MOOR_OWNER_TRACE_STORE;
     if (event == MOOR_EVENT_SESSION_RELEASED ? of_session : !of_session)
-        release_owner(m, r);
+        m_release_owner(m, r);
     else if (of_session)
         r->detached = 1;
     return MOOR_OK;
@@ -257,7 +266,7 @@ uint32_t m_expire(model *m, int all)
         if (!oldest || (!all && (!m->keep_bytes || kept <= m->keep_bytes)))
             return freed;
         m->count[MOOR_C_EXPIRED] += !oldest->opened;
-        release_owner(m, oldest);
+        m_release_owner(m, oldest);
         freed++;
     }
 }

@@ -12,7 +12,7 @@ int same(play *p, moor_status got, moor_status want, const char *what)
     SAY("  %s\n", moor_status_name(got));
     if (got == want)
         return 0;
-    return check_fail(&p->l, "%s: store %s (%s), model %s", what, moor_status_name(got), moor_last_error(),
+    return check_fail(p->l, "%s: store %s (%s), model %s", what, moor_status_name(got), moor_last_error(),
                       moor_status_name(want));
 }
 
@@ -24,7 +24,7 @@ int without_memory(moor_status got)
 
 int take_over_now(play *p)
 {
-    lab *l = &p->l;
+    lab *l = p->l;
     if (!moor_fault_fired() && l->s->arena->refused == l->refused)
         return 0;
     l->rough = 1;
@@ -34,10 +34,10 @@ int take_over_now(play *p)
     return check_all(l);
 }
 
-static m_record *any_record(play *p)
+m_record *any_record(play *p)
 {
     uint32_t n = 0, pick;
-    model *m = &p->l.m;
+    model *m = &p->l->m;
     for (uint32_t i = 0; i < M_RECORDS; i++)
         n += m->record[i].used;
     if (!n)
@@ -54,7 +54,7 @@ static m_record *any_record(play *p)
 static int op_fill(play *p)
 {
     static _Thread_local int32_t ids[48 * 64 * 64];
-    lab *l = &p->l;
+    lab *l = p->l;
     world *w = &l->w;
     uint32_t name = play_take(p, M_NAMES), start = play_take(p, 50), n = 1 + play_take(p, 40);
     m_row rows[48];
@@ -88,21 +88,21 @@ static int op_truncate(play *p)
 {
     uint32_t id = play_take(p, M_NAMES + M_ALIASES), rows = play_take(p, 60), least = play_take(p, 2) * 8;
     m_record *found[M_RECORDS];
-    if (m_look_up(&p->l.m, id, found, NULL) == 1 && play_take(p, 2))
+    if (m_look_up(&p->l->m, id, found, NULL) == 1 && play_take(p, 2))
         rows = found[0]->accepted > rows % 8 ? (uint32_t)found[0]->accepted - rows % 8 : 0;
     for (uint32_t i = 0; i < W_REQUESTS; i++) /* the engine would have to roll back with it */
-        if (p->l.w.request[i].state == 1)
-            for (uint32_t k = 0; k < m_look_up(&p->l.m, id, found, NULL); k++)
-                if (found[k]->name == p->l.w.request[i].name)
+        if (p->l->w.request[i].state == 1)
+            for (uint32_t k = 0; k < m_look_up(&p->l->m, id, found, NULL); k++)
+                if (found[k]->name == p->l->w.request[i].name)
                     return 0;
     SAY("truncate %s to %u, at least %u\n", check_id(id), rows, least);
     moor_fault_arm(p->fault);
-    moor_status got = moor_records_truncate(p->l.s, check_id(id), 2, rows, least);
+    moor_status got = moor_records_truncate(p->l->s, check_id(id), 2, rows, least);
     if (without_memory(got)) {
-        m_drain(&p->l.m);
+        m_drain(&p->l->m);
         return 0;
     }
-    return same(p, got, m_truncate(&p->l.m, id, rows, least), "truncate");
+    return same(p, got, m_truncate(&p->l->m, id, rows, least), "truncate");
 }
 
 /* ---- consumers ---- */
@@ -113,7 +113,7 @@ static void remember(play *p, moor_handle handle)
 }
 
 /* Keeps a view with what it must go on saying while its lease lasts. */
-static int keep_view(play *p, moor_view *view, m_record *r, uint32_t client)
+int keep_view(play *p, moor_view *view, m_record *r, uint32_t client)
 {
     remember(p, view->handle);
     for (uint32_t i = 0; i < PLAY_VIEWS; i++) {
@@ -130,15 +130,15 @@ static int keep_view(play *p, moor_view *view, m_record *r, uint32_t client)
         v->client = client;
         return 0;
     }
-    moor_status got = moor_records_close(p->l.s, client, view->handle);
+    moor_status got = moor_records_close(p->l->s, client, view->handle);
     moor_view_free(view);
-    m_unlease(&p->l.m, r, client);
+    m_unlease(&p->l->m, r, client);
     return same(p, got, MOOR_OK, "close");
 }
 
 static int op_open(play *p)
 {
-    lab *l = &p->l;
+    lab *l = p->l;
     uint32_t id = play_take(p, M_NAMES + M_ALIASES), client = play_take(p, M_CLIENTS + 1);
     uint32_t flags = play_take(p, 3) == 1 ? MOOR_OPEN_PREFIX : 0;
     uint64_t rows = flags ? play_take(p, 50) : 0, shown = 0;
@@ -162,7 +162,7 @@ static int op_open(play *p)
 
 static int op_open_all(play *p)
 {
-    lab *l = &p->l;
+    lab *l = p->l;
     uint32_t id = play_take(p, M_NAMES + M_ALIASES), client = 1 + play_take(p, M_CLIENTS), n = 0, want_n = 0;
     moor_view **views = NULL;
     m_record *found[M_RECORDS];
@@ -199,7 +199,7 @@ static int op_open_all(play *p)
 }
 
 /* A handle of now, of once, or of never. */
-static moor_handle any_handle(play *p, int *never)
+moor_handle any_handle(play *p, int *never)
 {
     uint32_t kind = play_take(p, 8);
     m_record *r = any_record(p);
@@ -209,13 +209,13 @@ static moor_handle any_handle(play *p, int *never)
     if (kind < 5 && r)
         return r->handle;
     moor_handle old = p->old[play_take(p, PLAY_HANDLES)];
-    *never = old == 0;
+    *never = old == 0 || (uint32_t)old >= p->l->s->slots.count; /* one of a store before, that had more slots */
     return old;
 }
 
 static int op_open_handle(play *p)
 {
-    lab *l = &p->l;
+    lab *l = p->l;
     int never;
     uint32_t client = play_take(p, M_CLIENTS + 1);
     moor_handle handle = any_handle(p, &never);
@@ -239,7 +239,7 @@ static int op_open_handle(play *p)
 
 static int end_view(play *p, play_view *v)
 {
-    lab *l = &p->l;
+    lab *l = p->l;
     moor_view *view = v->view;
     int bad = 0;
     for (uint32_t i = 0; i < view->n_segments && !bad; i++) {
@@ -277,12 +277,12 @@ static int op_close_none(play *p)
     if (!r || r->held[client])
         return 0;
     SAY("close of what is not held\n");
-    return same(p, moor_records_close(p->l.s, client, r->handle), MOOR_E_STATE, "close of what is not held");
+    return same(p, moor_records_close(p->l->s, client, r->handle), MOOR_E_STATE, "close of what is not held");
 }
 
 static int op_lease(play *p)
 {
-    lab *l = &p->l;
+    lab *l = p->l;
     int never;
     moor_handle handle = any_handle(p, &never);
     m_record *r = m_by_handle(&l->m, handle);
@@ -299,7 +299,7 @@ static int op_lease(play *p)
 
 static int op_unlease(play *p)
 {
-    lab *l = &p->l;
+    lab *l = p->l;
     int never;
     moor_handle handle = any_handle(p, &never);
     m_record *r = m_by_handle(&l->m, handle);
@@ -319,17 +319,10 @@ static int op_unlease(play *p)
 
 static int op_disconnect(play *p)
 {
-    lab *l = &p->l;
+    lab *l = p->l;
     uint32_t client = 1 + play_take(p, M_CLIENTS);
     SAY("disconnect %u\n", client);
-    for (uint32_t i = 0; i < PLAY_VIEWS; i++) {
-        play_view *v = &p->view[i];
-        if (!v->view || v->client != client)
-            continue;
-        moor_view_free(v->view);
-        free(v->rows);
-        memset(v, 0, sizeof(*v));
-    }
+    play_forget_views(p, client);
     uint32_t want = m_disconnect(&l->m, client), got = moor_records_disconnect(l->s, client);
     return got == want ? 0 : check_fail(l, "disconnect ended %u leases, model %u", got, want);
 }
@@ -339,11 +332,11 @@ static int op_claim(play *p)
     int never;
     moor_handle handle = any_handle(p, &never);
     uint32_t owner = play_take(p, 4);
-    moor_status want = m_claim(&p->l.m, handle, owner);
+    moor_status want = m_claim(&p->l->m, handle, owner);
     if (want == MOOR_E_STALE && never)
         want = MOOR_E_INVALID;
     SAY("claim %llx owner %u\n", (unsigned long long)handle, owner);
-    return same(p, moor_records_claim(p->l.s, handle, owner), want, "claim");
+    return same(p, moor_records_claim(p->l->s, handle, owner), want, "claim");
 }
 
 static int op_event(play *p)
@@ -351,11 +344,11 @@ static int op_event(play *p)
     int never;
     moor_handle handle = any_handle(p, &never);
     uint32_t event = play_take(p, 6);
-    moor_status want = m_policy_event(&p->l.m, handle, event);
+    moor_status want = m_policy_event(&p->l->m, handle, event);
     if (want == MOOR_E_STALE && never)
         want = MOOR_E_INVALID;
     SAY("event %u of %llx\n", event, (unsigned long long)handle);
-    return same(p, moor_records_event(p->l.s, handle, event), want, "event");
+    return same(p, moor_records_event(p->l->s, handle, event), want, "event");
 }
 
 static int op_expire(play *p)
@@ -363,8 +356,8 @@ static int op_expire(play *p)
     int all = play_take(p, 4) == 1;
     SAY("expire%s\n", all ? " all" : "");
     uint64_t now = moor_now_ns() + (all ? 100000000000000u : 0);
-    uint32_t want = m_expire(&p->l.m, all), got = moor_records_expire(p->l.s, now);
-    return got == want ? 0 : check_fail(&p->l, "expire: store %u, model %u", got, want);
+    uint32_t want = m_expire(&p->l->m, all), got = moor_records_expire(p->l->s, now);
+    return got == want ? 0 : check_fail(p->l, "expire: store %u, model %u", got, want);
 }
 
 static int op_find(play *p)
@@ -374,12 +367,12 @@ static int op_find(play *p)
     m_record *r;
     SAY("find %s\n", check_id(id));
     moor_fault_arm(p->fault);
-    moor_status got = moor_records_find(p->l.s, check_id(id), 2, &handle), want = m_find(&p->l.m, id, &r);
+    moor_status got = moor_records_find(p->l->s, check_id(id), 2, &handle), want = m_find(&p->l->m, id, &r);
     if (without_memory(got))
         return 0;
     if (same(p, got, want, "find"))
         return 1;
-    return got || handle == r->handle || !r->handle ? 0 : check_fail(&p->l, "find %s: another handle", check_id(id));
+    return got || handle == r->handle || !r->handle ? 0 : check_fail(p->l, "find %s: another handle", check_id(id));
 }
 
 static int op_fault(play *p)
@@ -399,7 +392,7 @@ static const struct {
     {op_seal, 4},      {op_drain, 4},      {op_finished, 6},    {op_alias, 8},   {op_fill, 8},        {op_truncate, 6},
     {op_open, 22},     {op_open_all, 6},   {op_open_handle, 6}, {op_close, 12},  {op_close_none, 2},  {op_lease, 8},
     {op_unlease, 8},   {op_disconnect, 2}, {op_claim, 8},       {op_event, 14},  {op_expire, 5},      {op_find, 5},
-    {op_fault, 4},
+    {op_fault, 4},     {op_session, 60},   {op_snapshot, 3},
 };
 
 int play_step(play *p)
@@ -411,13 +404,13 @@ int play_step(play *p)
     size_t i = 0;
     for (; pick >= table[i].weight; i++)
         pick -= table[i].weight;
-    lab *l = &p->l;
-    uint32_t fault = p->fault;
+    lab *l = p->l;
     l->refused = l->s->arena->refused;
     moor_fault_arm(0);
     int bad = table[i].run(p);
-    if (fault && table[i].run != op_fault)
+    if (table[i].run != op_fault)
         p->fault = 0;
+    l = p->l; /* it may be another store by now */
     l->rough |= moor_fault_fired() || l->s->arena->refused != l->refused;
     moor_fault_arm(0);
     return bad;

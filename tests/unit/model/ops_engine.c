@@ -8,14 +8,14 @@
 
 static w_request *any_request(play *p)
 {
-    w_request *q = &p->l.w.request[play_take(p, W_REQUESTS)];
+    w_request *q = &p->l->w.request[play_take(p, W_REQUESTS)];
     return q->state ? q : NULL;
 }
 
 static int in_flight(play *p, const w_request *q)
 {
-    for (uint32_t i = 0; i < p->l.w.n; i++)
-        if (&p->l.w.request[p->l.w.who[i]] == q)
+    for (uint32_t i = 0; i < p->l->w.n; i++)
+        if (&p->l->w.request[p->l->w.who[i]] == q)
             return 1;
     return 0;
 }
@@ -38,9 +38,9 @@ static void fill_store_request(moor_step_request *to, const m_request *from, uin
 /* Rows that a prefix hit supplied are those that the KV slots hold: S1.15. */
 static int true_prefix(play *p, int committed)
 {
-    const world *w = &p->l.w;
-    for (uint32_t i = 0; i < p->l.m.n && i < w->n; i++) {
-        const m_entry *e = &p->l.m.entry[i];
+    const world *w = &p->l->w;
+    for (uint32_t i = 0; i < p->l->m.n && i < w->n; i++) {
+        const m_entry *e = &p->l->m.entry[i];
         if (!e->record || !w->kv_size)
             continue;
         for (uint64_t at = e->gap_from; at < e->request.start; at++) {
@@ -51,7 +51,7 @@ static int true_prefix(play *p, int committed)
             const m_row *slot = &w->truth[e->request.kv[number]][at % w->kv_size];
             const m_row *old = &w->was[e->request.kv[number]][at % w->kv_size];
             if (slot->seed != row->seed && (!committed || old->seed != row->seed))
-                return check_fail(&p->l,
+                return check_fail(p->l,
                                   "record %s row %llu came from KV block %d, which holds another token: %llx, not %llx",
                                   check_id(e->request.name), (unsigned long long)at, e->request.kv[number],
                                   (unsigned long long)slot->seed, (unsigned long long)row->seed);
@@ -62,7 +62,7 @@ static int true_prefix(play *p, int committed)
 
 static int begin_with(play *p, const m_request *requests, uint32_t n, uint32_t hint)
 {
-    lab *l = &p->l;
+    lab *l = p->l;
     moor_step_request list[M_BATCH + 1];
     world *w = &l->w;
     if (l->s->step.open)
@@ -103,7 +103,7 @@ static int begin_with(play *p, const m_request *requests, uint32_t n, uint32_t h
 
 static int compose(play *p, int late)
 {
-    world *w = &p->l.w;
+    world *w = &p->l->w;
     /* The store abandons it, or never had it; the engine ran it. */
     for (uint32_t i = 0; i < w->n; i++)
         p->spec_settled[i] = w->step[i].count;
@@ -126,7 +126,7 @@ static int compose(play *p, int late)
     if (!bad)
         bad = true_prefix(p, 0);
     w_execute(w);
-    if (!p->l.m.open)
+    if (!p->l->m.open)
         w_unwrite(w);
     return bad;
 }
@@ -141,7 +141,7 @@ static int capture(play *p, uint32_t column, uint32_t dtype)
 {
     static _Thread_local int32_t ids[M_TOKENS * 64];
     static _Thread_local int64_t wide[M_TOKENS * 64];
-    world *w = &p->l.w;
+    world *w = &p->l->w;
     uint32_t token = 0;
     for (uint32_t i = 0; i < w->n; i++)
         for (uint32_t t = 0; t < w->step[i].count; t++, token++)
@@ -153,15 +153,15 @@ static int capture(play *p, uint32_t column, uint32_t dtype)
         call.data = wide;
         call.dtype = MOOR_DTYPE_I64;
     }
-    moor_status got = moor_records_capture(p->l.s, column, &call);
+    moor_status got = moor_records_capture(p->l->s, column, &call);
     memset(ids, 0x55, (size_t)token * w->k * sizeof(*ids)); /* S1.13 */
-    return got != m_capture(&p->l.m, column) ? check_fail(&p->l, "capture %u: %s", column, moor_last_error()) : 0;
+    return got != m_capture(&p->l->m, column) ? check_fail(p->l, "capture %u: %s", column, moor_last_error()) : 0;
 }
 
 static int capture_rest(play *p, uint32_t leave)
 {
-    for (uint32_t c = 0; p->l.m.open && c < p->l.m.layers; c++)
-        if (!p->l.m.captured[c] && c != leave && capture(p, c, c & 1))
+    for (uint32_t c = 0; p->l->m.open && c < p->l->m.layers; c++)
+        if (!p->l->m.captured[c] && c != leave && capture(p, c, c & 1))
             return 1;
     return 0;
 }
@@ -169,12 +169,12 @@ static int capture_rest(play *p, uint32_t leave)
 int op_capture(play *p)
 {
     SAY("capture\n");
-    return p->l.m.open ? capture_rest(p, play_take(p, 8) == 1 ? 0 : UINT32_MAX) : 0;
+    return p->l->m.open ? capture_rest(p, play_take(p, 8) == 1 ? 0 : UINT32_MAX) : 0;
 }
 
 int op_capture_bad(play *p)
 {
-    lab *l = &p->l;
+    lab *l = p->l;
     int32_t ids[4] = {-1, 1, 2, 3};
     uint32_t column = play_take(p, l->m.layers + 1), kind = play_take(p, 4);
     moor_ids call = {.data = ids, .dtype = MOOR_DTYPE_I32, .tokens = (uint32_t)l->m.tokens + 1, .top_k = l->w.k};
@@ -191,7 +191,7 @@ int op_capture_bad(play *p)
 
 static int commit(play *p)
 {
-    lab *l = &p->l;
+    lab *l = p->l;
     world *w = &l->w;
     uint32_t accepted[M_BATCH], told[M_BATCH], known = !(play_take(p, 4) == 1);
     for (uint32_t i = 0; i < w->n; i++) {
@@ -212,7 +212,7 @@ static int commit(play *p)
 
 int op_commit(play *p)
 {
-    lab *l = &p->l;
+    lab *l = p->l;
     SAY("commit\n");
     if (play_take(p, 16) == 1) {
         uint32_t none[M_BATCH + 1] = {0};
@@ -225,20 +225,20 @@ int op_commit(play *p)
 int op_step(play *p)
 {
     SAY("step\n");
-    if (compose(p, 0) || !p->l.m.open)
-        return p->l.why[0] != 0;
+    if (compose(p, 0) || !p->l->m.open)
+        return p->l->why[0] != 0;
     return capture_rest(p, UINT32_MAX) || commit(p);
 }
 
 int op_abandon(play *p)
 {
-    world *w = &p->l.w;
+    world *w = &p->l->w;
     SAY("abandon\n");
-    p->l.whole = 1;
+    p->l->whole = 1;
     for (uint32_t i = 0; i < w->n; i++)
         p->spec_settled[i] = w->step[i].count;
-    moor_status got = moor_records_step_abandon(p->l.s);
-    m_abandon(&p->l.m);
+    moor_status got = moor_records_step_abandon(p->l->s);
+    m_abandon(&p->l->m);
     if (w->n)
         w_settle(w, p->spec_settled);
     return same(p, got, MOOR_OK, "step_abandon");
@@ -247,7 +247,7 @@ int op_abandon(play *p)
 /* A batch that cannot be: twice the same request, too many tokens, more drafts than tokens. */
 int op_begin_bad(play *p)
 {
-    world *w = &p->l.w;
+    world *w = &p->l->w;
     m_request list[3];
     uint32_t kind = play_take(p, 3);
     SAY("bad begin, kind %u\n", kind);
@@ -265,15 +265,15 @@ int op_begin_bad(play *p)
     if (kind == 0)
         list[2].name = list[0].name;
     if (kind == 1)
-        list[1].count = p->l.m.max_tokens + 1;
+        list[1].count = p->l->m.max_tokens + 1;
     if (kind == 2)
         list[2].spec = 2;
     if (kind == 1)
         list[1].rows = w->rows[1];
     if (begin_with(p, list, 3, 0))
         return 1;
-    m_abandon(&p->l.m); /* rows of a request that is over are dropped, twice if need be */
-    return same(p, moor_records_step_abandon(p->l.s), MOOR_OK, "step_abandon");
+    m_abandon(&p->l->m); /* rows of a request that is over are dropped, twice if need be */
+    return same(p, moor_records_step_abandon(p->l->s), MOOR_OK, "step_abandon");
 }
 
 /* ---- the engine ---- */
@@ -281,12 +281,12 @@ int op_begin_bad(play *p)
 int op_admit(play *p)
 {
     uint32_t name = play_take(p, M_NAMES), group = play_take(p, W_GROUPS), sampled = play_take(p, 40);
-    w_request *q = w_admit(&p->l.w, name, group, sampled);
+    w_request *q = w_admit(&p->l->w, name, group, sampled);
     if (!q)
         return 0;
     /* Every engine tells its worker of a request's end before the id comes again. */
-    m_finished(&p->l.m, name);
-    if (same(p, moor_records_finished(p->l.s, check_id(name), 2), MOOR_OK, "finished"))
+    m_finished(&p->l->m, name);
+    if (same(p, moor_records_finished(p->l->s, check_id(name), 2), MOOR_OK, "finished"))
         return 1;
     SAY("admit %s group %u prompt %u, %llu cached\n", check_id(name), group, q->prompt, (unsigned long long)q->done);
     return 0;
@@ -298,31 +298,31 @@ int op_preempt(play *p)
     if (!q || q->state != 1 || in_flight(p, q))
         return 0;
     SAY("preempt %s\n", check_id(q->name));
-    w_preempt(&p->l.w, q);
+    w_preempt(&p->l->w, q);
     return 0;
 }
 
 int op_epoch(play *p)
 {
-    if (p->l.w.n)
+    if (p->l->w.n)
         return 0;
-    SAY("epoch %llu\n", (unsigned long long)p->l.w.epoch + 1);
-    p->l.w.epoch++;
+    SAY("epoch %llu\n", (unsigned long long)p->l->w.epoch + 1);
+    p->l->w.epoch++;
     return 0;
 }
 
 int op_kv_reset(play *p)
 {
     SAY("kv reset\n");
-    w_kv_reset(&p->l.w);
-    m_kv_reset(&p->l.m);
-    return same(p, moor_records_kv_reset(p->l.s), MOOR_OK, "kv_reset");
+    w_kv_reset(&p->l->w);
+    m_kv_reset(&p->l->m);
+    return same(p, moor_records_kv_reset(p->l->s), MOOR_OK, "kv_reset");
 }
 
 /* A request ends: right number of rows mostly. */
 int op_end(play *p)
 {
-    lab *l = &p->l;
+    lab *l = p->l;
     w_request *q = any_request(p);
     uint32_t kind = play_take(p, 16), how = play_take(p, 3), alias = play_take(p, 2 * M_ALIASES);
     if (!q || q->state != 1)
@@ -367,29 +367,29 @@ int op_seal(play *p)
     if (play_take(p, 4))
         return 0;
     SAY("seal %s rows %u\n", check_id(name), rows);
-    moor_status want = m_seal_now(&p->l.m, name, M_ALIASES, rows, 0);
-    return same(p, moor_records_seal(p->l.s, check_hash(name), rows, 0), want, "seal");
+    moor_status want = m_seal_now(&p->l->m, name, M_ALIASES, rows, 0);
+    return same(p, moor_records_seal(p->l->s, check_hash(name), rows, 0), want, "seal");
 }
 
 int op_drain(play *p)
 {
     SAY("drain\n");
-    uint32_t want = m_drain(&p->l.m), got = moor_records_drain(p->l.s);
-    return got == want ? 0 : check_fail(&p->l, "drain: store %u, model %u", got, want);
+    uint32_t want = m_drain(&p->l->m), got = moor_records_drain(p->l->s);
+    return got == want ? 0 : check_fail(p->l, "drain: store %u, model %u", got, want);
 }
 
 int op_finished(play *p)
 {
     uint32_t name = play_take(p, M_NAMES);
     for (uint32_t i = 0; i < W_REQUESTS; i++)
-        if (p->l.w.request[i].state && p->l.w.request[i].name == name) {
-            if (p->l.w.request[i].state == 1)
+        if (p->l->w.request[i].state && p->l->w.request[i].name == name) {
+            if (p->l->w.request[i].state == 1)
                 return 0;
-            p->l.w.request[i].state = 0; /* no step comes after the notice */
+            p->l->w.request[i].state = 0; /* no step comes after the notice */
         }
     SAY("finished %s\n", check_id(name));
-    m_finished(&p->l.m, name);
-    return same(p, moor_records_finished(p->l.s, check_id(name), 2), MOOR_OK, "finished");
+    m_finished(&p->l->m, name);
+    return same(p, moor_records_finished(p->l->s, check_id(name), 2), MOOR_OK, "finished");
 }
 
 int op_alias(play *p)
@@ -397,9 +397,9 @@ int op_alias(play *p)
     uint32_t name = play_take(p, M_NAMES), alias = play_take(p, M_ALIASES), index = play_take(p, 3);
     SAY("alias %s of %s, %u\n", check_id(M_NAMES + alias), check_id(name), index);
     moor_fault_arm(p->fault);
-    moor_status got = moor_records_alias(p->l.s, check_id(name), 2, check_id(M_NAMES + alias), 2, index);
+    moor_status got = moor_records_alias(p->l->s, check_id(name), 2, check_id(M_NAMES + alias), 2, index);
     int refused = without_memory(got);
-    if (!refused || p->l.s->created != p->l.m.created)
-        m_alias(&p->l.m, name, alias, index);
+    if (!refused || p->l->s->created != p->l->m.created)
+        m_alias(&p->l->m, name, alias, index);
     return refused ? 0 : same(p, got, MOOR_OK, "alias");
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The model test (S1, S2.7): random sequences of operations on a store and on the model of it, compared after each. Without arguments: the
+ * The model test (S1 to S3): random sequences of operations on a store and on the model of it, compared after each. Without arguments: the
  * kept sequences of $MOOR_SOURCE_DIR/tests/fuzz/corpus-model, then STEPS operations.
  *   test_model steps N [SEED]      N operations, from a seed
  *   test_model replay [-v] FILE…   one or more sequences; -v tells each operation
@@ -13,7 +13,7 @@
 
 #include "play.h"
 
-enum { LENGTH = 12000, STEPS = 30000 };
+enum { LENGTH = 12000, STEPS = 25000 };
 
 static uint64_t state;
 

@@ -2,6 +2,7 @@
 /*
  * One recorder and three threads that do everything else at once, at random: what holds under concurrency holds (S1, S2). A row says of
  * itself who computed it, at which position and with which weights, so that whoever sees one can judge it.
+ * Meanwhile sessions grow, are cut and end, and the recorder saves the store when it is at rest: what such a snapshot restores is right as well.
  *   test_model_threads [OPERATIONS [SEED]]
  */
 #include <pthread.h>
@@ -9,7 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <unistd.h>
+
 #include "allocator/error.h"
+#include "allocator/snapshot.h"
+#include "allocator/trace.h"
 #include "check.h"
 
 enum { LAYERS = 2, K = 8, THREADS = 4, OPERATIONS = 20000, HANDLES = 32 };
@@ -17,7 +22,8 @@ enum { LAYERS = 2, K = 8, THREADS = 4, OPERATIONS = 20000, HANDLES = 32 };
 static world w; /* the recorder's */
 static moor_records *records;
 static moor_state_seal_ring *ring;
-static _Atomic uint64_t counters[MOOR_COUNTERS_MAX], done, rows_seen, views_seen;
+static _Atomic uint64_t counters[MOOR_COUNTERS_MAX], done, rows_seen, views_seen, traces_seen, saved;
+static char dir[32];
 static _Atomic(moor_handle) handles[HANDLES];
 static _Atomic int failed;
 static uint64_t operations = OPERATIONS, seed = 1;
@@ -61,7 +67,7 @@ static int check_row(const moor_view *view, const uint8_t *bytes, uint64_t at, u
     return 1;
 }
 
-static void check_rows(const moor_view *view)
+static void check_rows_in(const moor_records *store, const moor_view *view)
 {
     uint64_t missing = 0;
     uint32_t version = 0;
@@ -73,7 +79,7 @@ static void check_rows(const moor_view *view)
         for (uint64_t at = segment->start; segment->present && at < segment->start + segment->rows; at++) {
             while (version + 1 < view->n_versions && view->versions[version + 1].start <= at)
                 version++;
-            const uint8_t *bytes = records->arena->region.base + segment->offset + (at - segment->start) * LAYERS * K;
+            const uint8_t *bytes = store->arena->region.base + segment->offset + (at - segment->start) * LAYERS * K;
             if (check_row(view, bytes, at, view->versions[version].epoch))
                 return;
         }
@@ -82,6 +88,11 @@ static void check_rows(const moor_view *view)
         complain("missing rows", view->id, missing, view->missing_rows);
     atomic_fetch_add(&rows_seen, view->rows - missing);
     atomic_fetch_add(&views_seen, 1);
+}
+
+static void check_rows(const moor_view *view)
+{
+    check_rows_in(records, view);
 }
 
 /* ---- the recorder ---- */
@@ -144,6 +155,52 @@ static void end(uint64_t *random, w_request *q)
     (void)moor_records_finished(records, check_id(q->name), 2);
 }
 
+static moor_records *new_store(_Atomic uint64_t *counter);
+
+/* Whatever was saved while others were at it, it is whole. */
+static void restore_and_check(void)
+{
+    moor_records *store = new_store(NULL);
+    moor_restore restore = {.dir = dir};
+    if (!store || moor_records_restore(store, &restore, NULL)) {
+        complain(moor_last_error(), "restore", 0, 0);
+        moor_records_destroy(store);
+        return;
+    }
+    for (uint32_t i = 0; i < store->slots.count; i++) {
+        const moor_record_slot *slot = moor_slots_at(&store->slots, i);
+        moor_view *view = NULL;
+        if (!slot->used)
+            continue;
+        if (moor_records_open_handle(store, 1, moor_slot_handle(slot), &view))
+            complain(moor_last_error(), "open of a restored record", i, 0);
+        else
+            check_rows_in(store, view);
+        moor_view_free(view);
+    }
+    moor_records_destroy(store);
+}
+
+/* The engine rests; an alias of another thread may still make a record that is not sealed. */
+static void save(void)
+{
+    moor_save how = {.dir = dir, .deadline_ns = UINT64_MAX, .epoch = w.epoch};
+    for (uint32_t i = 0; i < W_REQUESTS; i++)
+        if (w.request[i].state == 1) {
+            w_end(&w, &w.request[i]);
+            w.request[i].state = 0;
+        }
+    for (uint32_t name = 0; name < M_NAMES; name++)
+        (void)moor_records_finished(records, check_id(name), 2);
+    moor_status status = moor_records_save(records, &how, NULL);
+    if (status && status != MOOR_E_STATE)
+        complain(moor_last_error(), "save", 0, 0);
+    if (status)
+        return;
+    atomic_fetch_add(&saved, 1);
+    restore_and_check();
+}
+
 static void *record(void *argument)
 {
     uint64_t random = seed * 77 + 5;
@@ -162,7 +219,9 @@ static void *record(void *argument)
         else if (what == 6 && !pick(&random, 8)) {
             w_kv_reset(&w);
             (void)moor_records_kv_reset(records);
-        } else
+        } else if (what == 7 && !pick(&random, 16))
+            save();
+        else
             step(&random);
     }
     return NULL;
@@ -210,14 +269,94 @@ static void look_at_all(uint64_t *random, uint64_t client)
     (void)moor_records_disconnect(records, client);
 }
 
+/* Segments with tokens or without, on records that may be somebody else's. */
+static void insert(uint64_t *random, uint64_t client, const char *id, const char *key, uint32_t length)
+{
+    int32_t tokens[16];
+    moor_trace_in in = {.handle = pick(random, 6) ? atomic_load(&handles[pick(random, HANDLES)]) : 0,
+                        .start = pick(random, 4) ? MOOR_TRACE_BEHIND : 0,
+                        .length = MOOR_TRACE_ROWS,
+                        .create = 1};
+    if (!in.handle || pick(random, 2)) {
+        in.tokens = tokens;
+        in.n_tokens = 1 + pick(random, 15);
+    }
+    for (uint32_t i = 0; i < in.n_tokens; i++)
+        tokens[i] = (int32_t)i;
+    if (in.handle && pick(random, 2))
+        (void)moor_records_find(records, check_id(pick(random, M_NAMES)), 2, &in.handle);
+    moor_status status =
+        moor_session_insert(records, pick(random, 4) ? MOOR_CLIENT_NONE : client, id, 2, key, length, &in);
+    if (status && status != MOOR_E_GONE && status != MOOR_E_STALE && status != MOOR_E_STATE && status != MOOR_E_RANGE &&
+        status != MOOR_E_INVALID)
+        complain(moor_last_error(), "insert", (uint64_t)-status, in.handle);
+}
+
+static void export(uint64_t *random, uint64_t client, const char *id, const char *key, uint32_t length)
+{
+    moor_trace *trace = NULL;
+    uint64_t at = 0;
+    moor_status status = moor_session_export(records, client, id, 2, key, length, &trace);
+    if (status) {
+        if (status != MOOR_E_GONE && status != MOOR_E_NOT_FOUND && status != MOOR_E_INCOMPLETE)
+            complain(moor_last_error(), "export", (uint64_t)-status, 0);
+        return;
+    }
+    for (uint32_t i = 0; i < trace->n_parts; at = trace->parts[i++].to) {
+        if (trace->parts[i].from != at || trace->parts[i].to > trace->parts[i].view->rows)
+            complain("parts of a trace have a hole", id, at, trace->parts[i].from);
+        check_rows(trace->parts[i].view);
+    }
+    if (at != trace->rows || at > trace->n_tokens || (at && at + 1 < trace->n_tokens))
+        complain("a trace is short of rows", id, at, trace->n_tokens);
+    atomic_fetch_add(&traces_seen, 1);
+    moor_trace_close(records, client, trace);
+    for (uint32_t i = 0; i < trace->n_parts; i++)
+        moor_view_free(trace->parts[i].view);
+    moor_trace_free(trace);
+    (void)random;
+}
+
+/* Sessions that all threads use, under keys that begin alike. */
+static void trace(uint64_t *random, uint64_t client)
+{
+    static const char letters[] = "aaabaab";
+    const char *id = check_session_id(pick(random, M_SESSIONS)), *key = letters + pick(random, 4);
+    uint32_t length = pick(random, 4), what = pick(random, 32);
+    int32_t tokens[32];
+    moor_trace_keys *keys = NULL;
+    moor_trace_found *found = NULL;
+    moor_rollback done_to;
+    if (what < 12)
+        insert(random, client, id, key, length);
+    else if (what < 18)
+        export(random, client, id, key, length);
+    else if (what < 21 && !moor_session_search(records, id, 2, key, length, &found))
+        moor_trace_free(found);
+    else if (what < 23 && !moor_session_keys(records, id, 2, &keys))
+        moor_trace_free(keys);
+    else if (what == 24)
+        (void)moor_session_release_key(records, id, 2, key, length);
+    else if (what == 25 && !pick(random, 4))
+        (void)moor_session_release(records, id, 2);
+    else if (what < 28) {
+        for (uint32_t i = 0; i < 32; i++)
+            tokens[i] = (int32_t)(i % 16);
+        (void)moor_session_rollback(records, id, 2, key, length, tokens, pick(random, 32), 0, &done_to);
+    } else
+        (void)moor_session_start(records, client, id, 2, what != 28);
+}
+
 static void *use(void *argument)
 {
     uint64_t client = (uint64_t)(uintptr_t)argument, random = seed * 991 + client;
     while (atomic_fetch_add(&done, 1) < operations && !atomic_load(&failed)) {
         moor_handle handle = atomic_load(&handles[pick(&random, HANDLES)]);
         uint32_t name = pick(&random, M_NAMES), alias = M_NAMES + pick(&random, M_ALIASES - 1),
-                 what = pick(&random, 16);
-        if (what < 6)
+                 what = pick(&random, 24);
+        if (what > 17)
+            trace(&random, client);
+        else if (what < 6)
             look(&random, client);
         else if (what == 6)
             look_at_all(&random, client);
@@ -246,6 +385,8 @@ static int is_empty(void)
 {
     (void)moor_records_step_abandon(records);
     (void)moor_records_drain(records);
+    for (uint32_t i = 0; i < M_SESSIONS; i++)
+        (void)moor_session_release(records, check_session_id(i), 2);
     for (uint32_t i = 0; i < records->slots.count; i++) {
         const moor_record_slot *slot = moor_slots_at(&records->slots, i);
         moor_handle handle = moor_slot_handle(slot);
@@ -264,17 +405,10 @@ static int is_empty(void)
     return !atomic_load(&failed);
 }
 
-int main(int argc, char **argv)
+static moor_records *new_store(_Atomic uint64_t *counter)
 {
     static const int32_t layer_ids[LAYERS] = {3, 7};
-    pthread_t threads[THREADS];
-    operations = argc > 1 ? strtoull(argv[1], NULL, 10) : OPERATIONS;
-    seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-    w.kv_size = 4;
-    w_open(&w);
-    for (uint32_t i = 0; i < W_GROUPS; i++)
-        w.group_prompt[i] = 4 + 5 * i;
-    ring = calloc(1, sizeof(*ring));
+    moor_records *store = NULL;
     moor_records_config config = {.arena_bytes = 8 << 20,
                                   .layers = LAYERS,
                                   .top_k = K,
@@ -286,19 +420,52 @@ int main(int argc, char **argv)
                                   .kv_block_size = 4,
                                   .keep_s = 10000,
                                   .keep_bytes = 64 << 10,
-                                  .seals = ring,
-                                  .counters = counters};
-    if (!ring || moor_records_create(&config, &records))
+                                  .seals = counter ? ring : NULL,
+                                  .counters = counter};
+    return moor_records_create(&config, &store) ? NULL : store;
+}
+
+static int make_dir(void)
+{
+    snprintf(dir, sizeof(dir), "%s/moor-model-XXXXXX", access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm");
+    return mkdtemp(dir) != NULL;
+}
+
+static void remove_dir(void)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "%s/store-0.moor", dir);
+    (void)unlink(path);
+    (void)rmdir(dir);
+}
+
+int main(int argc, char **argv)
+{
+    pthread_t threads[THREADS];
+    operations = argc > 1 ? strtoull(argv[1], NULL, 10) : OPERATIONS;
+    seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    w.kv_size = 4;
+    w_open(&w);
+    for (uint32_t i = 0; i < W_GROUPS; i++)
+        w.group_prompt[i] = 4 + 5 * i;
+    ring = calloc(1, sizeof(*ring));
+    records = new_store(counters);
+    if (!ring || !records || !make_dir())
         return 1;
     for (uintptr_t i = 0; i < THREADS; i++)
         if (pthread_create(&threads[i], NULL, i ? use : record, (void *)i))
             return 1;
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
+    save(); /* nobody else is there: it is saved and restored once, whatever the threads met */
+    if (!atomic_load(&saved))
+        complain(moor_last_error(), "nothing was ever saved", 0, 0);
     int ok = is_empty();
-    printf("%llu operations by %d threads, %llu views of %llu present rows: %s\n", (unsigned long long)operations,
-           THREADS, (unsigned long long)atomic_load(&views_seen), (unsigned long long)atomic_load(&rows_seen),
-           ok ? "all right" : "wrong");
+    printf("%llu operations by %d threads, %llu views of %llu present rows, %llu traces, %llu snapshots: %s\n",
+           (unsigned long long)operations, THREADS, (unsigned long long)atomic_load(&views_seen),
+           (unsigned long long)atomic_load(&rows_seen), (unsigned long long)atomic_load(&traces_seen),
+           (unsigned long long)atomic_load(&saved), ok ? "all right" : "wrong");
+    remove_dir();
     moor_records_destroy(records);
     free(ring);
     return !ok;

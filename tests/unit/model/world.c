@@ -42,18 +42,34 @@ void w_ids(const world *w, m_row row, uint32_t layer, int32_t *ids)
         ids[w->k - 1] = ids[0];
 }
 
-int w_is(const world *w, m_row row, const uint8_t *bytes)
+static void make_bytes(const world *w, m_row row, uint8_t *bytes)
 {
     int32_t ids[64];
     for (uint32_t layer = 0; layer < w->layers; layer++) {
         w_ids(w, row, layer, ids);
-        for (uint32_t i = 0; i<w->k; i++, bytes += w->experts> 256 ? 2 : 1) {
-            uint32_t got = bytes[0] | (w->experts > 256 ? (uint32_t)bytes[1] << 8 : 0);
-            if (got != (uint32_t)ids[i])
-                return 0;
+        for (uint32_t i = 0; i < w->k; i++) {
+            *bytes++ = (uint8_t)ids[i];
+            if (w->experts > 256)
+                *bytes++ = (uint8_t)(ids[i] >> 8);
         }
     }
-    return 1;
+}
+
+/* Most of a sequence's time goes here, again and again with the same rows: what they look like is kept. */
+int w_is(const world *w, m_row row, const uint8_t *bytes)
+{
+    static struct known {
+        uint64_t seed;
+        uint32_t layers, k, experts, bad;
+        uint8_t bytes[W_ROW_BYTES];
+    } known[2048];
+    struct known *at = &known[mix(row.seed) % 2048];
+    if (at->seed != row.seed || at->layers != w->layers || at->k != w->k || at->experts != w->experts ||
+        at->bad != row.bad) {
+        *at = (struct known){.seed = row.seed, .layers = w->layers, .k = w->k, .experts = w->experts, .bad = row.bad};
+        make_bytes(w, row, at->bytes);
+    }
+    return memcmp(at->bytes, bytes, (size_t)w->layers * w->k * (w->experts > 256 ? 2 : 1)) == 0;
 }
 
 /* ---- KV blocks ---- */

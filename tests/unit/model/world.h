@@ -12,7 +12,7 @@
 
 #include "model.h"
 
-enum { W_REQUESTS = 6, W_GROUPS = 6, W_PROMPT_BLOCKS = 64 };
+enum { W_REQUESTS = 6, W_GROUPS = 6, W_PROMPT_BLOCKS = 64, W_ROW_BYTES = 512 /* of the widest store */ };
 
 typedef struct w_request {
     uint32_t state; /* 0 free, 1 running, 2 ended: one step more may come */
