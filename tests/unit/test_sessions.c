@@ -25,8 +25,10 @@ static void S3_4_a_read_never_creates_a_session(void **state)
     assert_status(release(&lab, "s"), MOOR_E_NOT_FOUND);
     assert_status(moor_session_rollback(lab.records, "s", 1, "x", 1, &token, 1, 0, &rolled), MOOR_E_NOT_FOUND);
     assert_int_equal(lab_stats(&lab).sessions + lab_stats(&lab).sessions_gone, 0);
-    /* Nor does an insert that fails. */
+    /* Nor does an insert that fails, or that was not asked to. */
     assert_status(insert(&lab, "s", "x", 0x100000001, 0, 3), MOOR_E_INVALID);
+    moor_trace_in in = {.handle = run(&lab, "a", 3), .length = 3};
+    assert_status(moor_session_insert(lab.records, ALICE, "s", 1, "x", 1, &in), MOOR_E_NOT_FOUND);
     assert_int_equal(lab_stats(&lab).sessions + lab_stats(&lab).sessions_gone, 0);
     lab_close(&lab);
 }
