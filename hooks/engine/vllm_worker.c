@@ -204,11 +204,14 @@ static int bind_loaded(PyObject *runner, PyObject *model, PyObject *vllm_config)
     if (moor_jp_wrap_attr(moor_vllm_jp("worker.load_weights"), model, "load_weights") < 0)
         PyErr_Clear(); /* a model without load_weights cannot be changed that way */
     PyObject *parallel = moor_py_path(vllm_config, "parallel_config");
+    long long stages = moor_py_int(parallel, "pipeline_parallel_size", 1), rank = moor_py_int(parallel, "rank", 0);
     int here = records_here(parallel);
     Py_XDECREF(parallel);
     moor_runtime *rt = moor_runtime_get();
-    if (!rt->config.record_enabled || !here)
+    if (!rt->config.record_enabled || !here || (stages > 1 && rank > 0))
         return MOOR_JP_OK;
+    if (stages > 1) /* each stage has some of the layers: the others' would be zeros in the engine's field */
+        return refuse_or_warn("this version of Moor does not put the rows of pipeline stages together");
     PyObject *device = moor_py_path(runner, "device.type");
     const char *type = moor_py_text(device, NULL);
     int on_cpu = !type || strcmp(type, "cpu") == 0;

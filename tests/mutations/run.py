@@ -159,9 +159,12 @@ def try_one(tree, mutation, baseline):
         path.write_text(original)
     if outcome != "fails":
         return "survived", name
-    words = [w for w in re.findall(r"[A-Za-z0-9_]{8,}", mutation.test) if w != name]
-    elsewhere = words and not any(w in output for w in words)
-    return "killed", f"{name}, but not by {words[0]}" if elsewhere else name
+    if output.startswith("does not end"):
+        return "killed", f"{name} {output}"
+    named = [w for w in re.findall(r"\w{8,}", mutation.test) if w != name]
+    failed = re.findall(r"^(?:\d+: )?(?:\[  FAILED  \]|FAIL:|ERROR:) (\w+)", output, re.MULTILINE)
+    elsewhere = named and failed and not any(f.startswith(w) for f in failed for w in named)
+    return "killed", f"{name}, but by {failed[0]}, not {named[0]}" if elsewhere else name
 
 
 def check(mutations):

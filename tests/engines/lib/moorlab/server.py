@@ -248,8 +248,10 @@ class Server(EngineProcess):
         env = super()._env()
         env.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_CI_ENV="1", VLLM_SERVER_DEV_MODE="1", VLLM_NO_USAGE_STATS="1",
                    VLLM_CACHE_ROOT=paths.cache_dir("vllm"))
-        if self.tp > 1:
-            env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(c) for c in sorted(os.sched_getaffinity(0))[:self.tp])
+        stages = int(self.args[self.args.index("--pipeline-parallel-size") + 1]) if "--pipeline-parallel-size" in self.args else 1
+        if self.tp * stages > 1:
+            cpus = sorted(os.sched_getaffinity(0))[:self.tp * stages]
+            env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(c) for c in cpus)
         return paths.add_to_pythonpath(env, paths.PLUGIN)
 
     def workers(self):
