@@ -150,7 +150,7 @@ def try_one(tree, mutation, baseline):
         if not built:
             error = re.search(r"error: .*", output)
             return "broken", error[0] if error else output[-200:]
-        outcome, output = tree.run(name, 10 * took_s + 20)
+        outcome, output = tree.run(name, 4 * took_s + 30)
     except Stale as e:
         return "stale", str(e)
     except FileNotFoundError as e:
