@@ -76,6 +76,9 @@ static int op_fill(play *p)
     moor_status got = moor_records_fill(l->s, check_id(name), 2, start, &call, n, w->epoch);
     if (without_memory(got) || (got == MOOR_E_FULL && l->s->arena->refused != l->refused)) {
         m_record *r = m_by_name(&l->m, name);
+        const moor_record_slot *slot = r && r->handle ? moor_slots_at(&l->s->slots, (uint32_t)r->handle) : NULL;
+        if (slot && !r->dead && slot->rows.end > slot->accepted)
+            return 0; /* rows that nobody decided are there still: none came in */
         if (moor_fault_fired() && (l->s->created != l->m.created || (r && !r->dead)))
             (void)m_fill(&l->m, name, start, rows,
                          n); /* rows that came in before may stay: the check takes that over */

@@ -90,6 +90,8 @@ static int remember_saved(play *p)
             return check_fail(p->l, "no memory for the test");
     }
     m_restore(p->saved, &p->l->m);
+    p->saved_blocks = check_blocks(p->l->s);
+    memcpy(p->saved_handles, p->old, sizeof(p->old));
     return 0;
 }
 
@@ -155,7 +157,7 @@ static int labels_agree(lab *l, const labels *told)
     return 0;
 }
 
-static int counts_agree(lab *l, const moor_restored *got)
+static int counts_agree(lab *l, const moor_restored *got, uint32_t blocks)
 {
     uint64_t records = 0, rows = 0;
     for (uint32_t i = 0; i < M_RECORDS; i++) {
@@ -164,7 +166,22 @@ static int counts_agree(lab *l, const moor_restored *got)
     }
     AGREE(got->records, records, "restored records%s", "");
     AGREE(got->rows, rows, "restored rows%s", "");
-    AGREE(l->s->blocks.live, check_blocks(l->s), "restored blocks%s", "");
+    AGREE(l->s->blocks.live, blocks, "restored blocks%s", "");
+    return 0;
+}
+
+/* A handle that was stale, or of a record that was freed and still read, is stale for good. */
+static int stale_stays_stale(play *p, lab *fresh)
+{
+    for (uint32_t i = 0; i < PLAY_HANDLES; i++) {
+        moor_handle handle = p->saved_handles[i];
+        if (!handle || m_by_handle(&fresh->m, handle) || (uint32_t)handle >= fresh->s->slots.count)
+            continue;
+        moor_status got = moor_records_unlease(fresh->s, handle);
+        if (got != MOOR_E_STALE)
+            return check_fail(fresh, "handle %llx of a freed record: %s", (unsigned long long)handle,
+                              moor_status_name(got));
+    }
     return 0;
 }
 
@@ -173,18 +190,9 @@ static int compare(play *p, lab *fresh, const moor_restored *got, const labels *
 {
     m_restore(&fresh->m, p->saved);
     fresh->whole = 1;
-    int bad = check_all(fresh) || check_audit(fresh) || counts_agree(fresh, got) || labels_agree(fresh, told);
+    int bad = check_all(fresh) || check_audit(fresh) || counts_agree(fresh, got, p->saved_blocks) ||
+              labels_agree(fresh, told) || stale_stays_stale(p, fresh);
     return bad ? check_fail(p->l, "restored: %.480s", fresh->why) : 0;
-}
-
-/* Handles that were given after the snapshot were never given: another record will have them. */
-static void forget_handles(play *p)
-{
-    for (uint32_t i = 0; i < PLAY_HANDLES; i++) {
-        const moor_record_slot *slot = moor_slots_at(&p->l->s->slots, (uint32_t)p->old[i]);
-        if (!slot || (!m_by_handle(&p->l->m, p->old[i]) && p->old[i] >> 32 >= moor_slot_handle(slot) >> 32))
-            p->old[i] = 0;
-    }
 }
 
 /* The sequence goes on in the restored store, with another engine: what was not saved is lost. */
@@ -204,7 +212,7 @@ static void take_over(play *p, lab *fresh)
     fresh->refused = fresh->s->arena->refused;
     p->l = fresh;
     play_lab_free(old);
-    forget_handles(p);
+    memcpy(p->old, p->saved_handles, sizeof(p->old)); /* those that came later were never given */
 }
 
 /* Nothing was restored: it is as it was, new. */

@@ -23,7 +23,9 @@ typedef struct play_view {
 
 typedef struct play {
     lab *l;
-    model *saved; /* what the snapshot in `dir` has; NULL: none was written */
+    model *saved;                            /* what the snapshot in `dir` has; NULL: none was written */
+    uint32_t saved_blocks;                   /* that its records have rows in */
+    moor_handle saved_handles[PLAY_HANDLES]; /* handles that were given by then */
     char dir[32];
     const uint8_t *data;
     size_t n, at;
