@@ -7,8 +7,9 @@ import sys
 REASON = {
     "shift": ("mismatches",),                # every id is one expert off
     "drop": ("missing",),                    # one layer does not capture
-    # weights change under running requests: tokens of no weight set, or a forward pass that meets a half-loaded layer
-    "gate": ("are not greedy under any one weight set", "EngineCore encountered an issue"),
+    # weights change under running requests: tokens of no weight set, a forward pass that meets a half-loaded layer, or an
+    # update that waits for a rank whose step waits for the other one
+    "gate": ("are not greedy under any one weight set", "EngineCore encountered an issue", "in update_weights"),
     "barrier": ("before the trainer let go",),  # the KV cache wakes beside a trainer's memory
 }
 
