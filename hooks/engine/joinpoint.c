@@ -142,6 +142,7 @@ static int state_init(table *t, size_t i)
     moor_jp_state *state = &t->states[i];
     const moor_jp *jp = &t->engine->joinpoints[i];
     *state = (moor_jp_state){.jp = jp, .engine = t->engine, .best = MOOR_JP_MAX_TARGETS};
+    memset(state->index, 0xff, sizeof state->index);
     for (int p = 0; p < MOOR_JP_MAX_PARAMS && jp->params[p]; p++) {
         state->names[p] = PyUnicode_InternFromString(jp->params[p]);
         if (!state->names[p])

@@ -118,17 +118,25 @@ static PyObject *parameter_names(PyObject *original)
     return names ? names : signature_names(original);
 }
 
+/* Another plugin's function around the engine's may take `*args`, and so name nothing: what is past the parameters that it
+ * names is where the engine's own function has it. */
 void moor_jp_site_index(moor_jp_site *site)
 {
+    moor_jp_state *state = site->state;
     memset(site->index, 0xff, sizeof site->index);
-    if (!site->state->names[0])
+    if (!state->names[0])
         return;
     PyObject *names = parameter_names(site->original);
-    for (int p = 0; names && p < MOOR_JP_MAX_PARAMS && site->state->names[p]; p++) {
-        for (Py_ssize_t i = 0; i < PyTuple_Size(names) && i < INT16_MAX; i++) {
-            if (PyUnicode_Compare(PyTuple_GetItem(names, i), site->state->names[p]) == 0)
+    Py_ssize_t named = names ? PyTuple_Size(names) : 0;
+    for (int p = 0; names && p < MOOR_JP_MAX_PARAMS && state->names[p]; p++) {
+        for (Py_ssize_t i = 0; i < named && i < INT16_MAX; i++) {
+            if (PyUnicode_Compare(PyTuple_GetItem(names, i), state->names[p]) == 0)
                 site->index[p] = (int16_t)i;
         }
+        if (state->index[p] < 0)
+            state->index[p] = site->index[p];
+        else if (site->index[p] < 0 && state->index[p] >= named)
+            site->index[p] = state->index[p];
     }
     PyErr_Clear();
     Py_XDECREF(names);

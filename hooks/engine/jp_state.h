@@ -22,9 +22,10 @@ struct moor_jp_state {
     moor_jp_state *fires_with;           /* resolved name, or NULL */
     PyObject *names[MOOR_JP_MAX_PARAMS]; /* jp->params, interned */
     moor_jp_owner *owners;
-    const char *resolved; /* a target's string, or `note` */
-    char *note, *reason;  /* owned */
-    int best;             /* index of the best resolved target; MOOR_JP_MAX_TARGETS = none */
+    const char *resolved;              /* a target's string, or `note` */
+    char *note, *reason;               /* owned */
+    int best;                          /* index of the best resolved target; MOOR_JP_MAX_TARGETS = none */
+    int16_t index[MOOR_JP_MAX_PARAMS]; /* where the first original that names jp->params[i] has it, or -1 */
     uint32_t sites, rebound;
     uint64_t fired, errors;
     uint64_t fired_nogil; /* atomic */

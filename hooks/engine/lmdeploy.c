@@ -62,6 +62,18 @@ static const moor_jp joinpoints[] = {
      .after = moor_lmdeploy_update_weights_after,
      .error = moor_lmdeploy_update_error},
 
+    {.name = "frontend.prompt",
+     .role = "frontend",
+     .targets = {"lmdeploy.serve.processors.multimodal:MultimodalProcessor.get_prompt_input"},
+     .params = {"prompt"},
+     .before = moor_lmdeploy_prompt_before,
+     .after = moor_lmdeploy_prompt_after},
+    {.name = "frontend.metrics",
+     .role = "frontend",
+     .targets = {"lmdeploy.serve.openai.api_server:mount_metrics"},
+     .params = {"backend_config"},
+     .after = moor_lmdeploy_metrics_after},
+
     /* engine: scheduler and loop, which also record */
     {.name = "engine.init",
      .role = "core",

@@ -2,6 +2,7 @@
 /*
  * lmdeploy.h — what the parts of the LMDeploy adapter share: the table in lmdeploy.c names callbacks of
  *   lmdeploy_front.c   AsyncEngine, engine proxy: gate, sleep and wakeup, weight updates as the HTTP process sees them
+ *   lmdeploy_input.c   images, videos, audio that the model would not see
  *   lmdeploy_engine.c  Engine and its loop: store, steps, seal
  *   lmdeploy_reply.c   what leaves the engine's process: a response's routes, the environment of Ray's workers
  *   lmdeploy_agent.c   model agent (in the engine's process, or in a Ray worker): weight updates, wakeup, cleanup window
@@ -38,6 +39,11 @@ int moor_lmdeploy_update_params_after(moor_jp_call *call);
 int moor_lmdeploy_update_weights_before(moor_jp_call *call);
 int moor_lmdeploy_update_weights_after(moor_jp_call *call);
 int moor_lmdeploy_update_error(moor_jp_call *call);
+int moor_lmdeploy_metrics_after(moor_jp_call *call);
+
+/* lmdeploy_input.c */
+int moor_lmdeploy_prompt_before(moor_jp_call *call);
+int moor_lmdeploy_prompt_after(moor_jp_call *call);
 
 /* lmdeploy_engine.c */
 int moor_lmdeploy_engine_init_before(moor_jp_call *call);

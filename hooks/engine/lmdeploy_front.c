@@ -162,3 +162,9 @@ int moor_lmdeploy_update_error(moor_jp_call *call)
     PyErr_Clear(); /* the engine's own error is the one to see */
     return MOOR_JP_OK;
 }
+
+/* Its /metrics serves prometheus_client's own registry. */
+int moor_lmdeploy_metrics_after(moor_jp_call *call)
+{
+    return moor_py_true(moor_jp_param(call, 0), "enable_metrics", 0) ? moor_runtime_metrics(NULL) : MOOR_JP_OK;
+}

@@ -36,6 +36,18 @@ int moor_runtime_configured_by_environment(void)
     return value && *value;
 }
 
+int moor_runtime_metrics(PyObject *registry)
+{
+    if (!moor_runtime_get()->process)
+        return MOOR_JP_OK;
+    PyObject *module = PyImport_ImportModule("moor.metrics");
+    PyObject *added = module ? PyObject_CallMethod(module, "register", "O", registry ? registry : Py_None) : NULL;
+    int result = added ? MOOR_JP_OK : MOOR_JP_FAILED;
+    Py_XDECREF(added);
+    Py_XDECREF(module);
+    return result;
+}
+
 PyObject *moor_runtime_raise(moor_status status, const char *what)
 {
     const moor_api *api = moor_runtime_get()->api;

@@ -42,6 +42,9 @@ void moor_runtime_leave(void);
 /* The client of our own instance, attached at first use; NULL with a Python error. */
 moor_client *moor_runtime_client(void);
 
+/* Moor's metrics into this prometheus_client registry (NULL: its own), once; nothing while Moor is off. MOOR_JP_OK or _FAILED. */
+int moor_runtime_metrics(PyObject *registry);
+
 /* Raise `status` as a Python error (RuntimeError with the ABI's sentence); returns NULL. */
 PyObject *moor_runtime_raise(moor_status status, const char *what);
 /* Log through Moor's log; usable before join. */

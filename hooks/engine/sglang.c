@@ -58,12 +58,14 @@ static const moor_jp joinpoints[] = {
     {.name = "frontend.pause",
      .role = "frontend",
      .targets = {FRONT "pause_generation"},
+     .flags = MOOR_JP_OVERRIDES, /* a tokenizer worker's */
      .params = {"obj"},
      .before = moor_sglang_pause_before,
      .after = moor_sglang_pause_after},
     {.name = "frontend.continue",
      .role = "frontend",
      .targets = {FRONT "continue_generation"},
+     .flags = MOOR_JP_OVERRIDES,
      .after = moor_sglang_continue_after},
     {.name = "frontend.begin_weight_update",
      .role = "frontend",
@@ -88,6 +90,12 @@ static const moor_jp joinpoints[] = {
      .targets = {FRONT "resume_memory_occupation"},
      .params = {"obj"},
      .after = moor_sglang_resume_after},
+
+    {.name = "frontend.metrics",
+     .role = "frontend",
+     .targets = {"prometheus_client.multiprocess:MultiProcessCollector.__init__"},
+     .params = {"registry"},
+     .before = moor_sglang_metrics_before},
 
     {.name = "detokenizer.init",
      .role = "detokenizer",

@@ -41,6 +41,7 @@ int moor_sglang_update_before(moor_jp_call *call);
 int moor_sglang_update_after(moor_jp_call *call);
 int moor_sglang_release_before(moor_jp_call *call);
 int moor_sglang_resume_after(moor_jp_call *call);
+int moor_sglang_metrics_before(moor_jp_call *call);
 
 /* sglang_input.c */
 int moor_sglang_tokenized_before(moor_jp_call *call);

@@ -276,3 +276,10 @@ int moor_sglang_resume_after(moor_jp_call *call)
     Py_XDECREF(tags);
     return kv ? moor_gate_open_settled(call) : MOOR_JP_OK;
 }
+
+/* The registry that SGLang makes for its /metrics, while it is made. */
+int moor_sglang_metrics_before(moor_jp_call *call)
+{
+    PyObject *registry = moor_jp_param(call, 0);
+    return registry && registry != Py_None ? moor_runtime_metrics(registry) : MOOR_JP_OK;
+}

@@ -218,11 +218,5 @@ int moor_vllm_base64_before(moor_jp_call *call)
 
 int moor_vllm_metrics_after(moor_jp_call *call)
 {
-    if (!moor_runtime_get()->process)
-        return MOOR_JP_OK;
-    PyObject *module = PyImport_ImportModule("moor.metrics");
-    PyObject *none = module ? PyObject_CallMethod(module, "register", "O", call->result) : NULL;
-    Py_XDECREF(none);
-    Py_XDECREF(module);
-    return PyErr_Occurred() ? MOOR_JP_FAILED : MOOR_JP_OK;
+    return moor_runtime_metrics(call->result);
 }

@@ -310,6 +310,23 @@ class Places(Case):
         _jphost.rescan()
         self.assertEqual(self.fires("worker.wake_up", 1, lambda: Mine().wake_up("kv")), ["mine", "kv"])
 
+    def test_another_plugins_wrapper_outside_of_ours(self):
+        """It names no parameters, and what it passes on is seen all the same: once, by position and by name."""
+        ours = mockeng.sched.Scheduler._free_request
+
+        def theirs(self, *args, **kwargs):
+            return ("theirs", ours(self, *args, **kwargs))
+        mockeng.sched.Scheduler._free_request = theirs
+        try:
+            _jphost.rescan()
+            self.watch("sched.free", "before")
+            for call in (lambda s: s._free_request("r"), lambda s: s._free_request(request="r")):
+                self.seen.clear()
+                self.assertEqual(self.fires("sched.free", 1, lambda: call(mockeng.sched.Scheduler())), ("theirs", ("base", "r")))
+                self.assertEqual([seen["params"]["request"] for _, seen in self.seen], ["r"])
+        finally:
+            mockeng.sched.Scheduler._free_request = ours
+
     def test_same_join_point_on_another_object_inside_is_an_event(self):
         other = mockeng.sched.Scheduler()
 

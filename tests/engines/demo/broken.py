@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""broken.py shift|drop|gate|barrier [ENGINE]: the demo must fail when Moor is broken on purpose, and for the right reason."""
+"""broken.py shift|drop|gate|barrier [ENGINE [OPTION…]]: the demo, with these options, must fail when Moor is broken on purpose, and for the right reason."""
 import os
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def main():
     demo = os.path.join(os.path.dirname(os.path.abspath(__file__)), "demo.py")
     engine = sys.argv[2] if len(sys.argv) > 2 else "vllm"
     ranks = [] if engine == "vllm" else ["--tp", "1", "--requests", "16"]  # enough to see it, and faster
-    got = subprocess.run([sys.executable, demo, "--engine", engine, "--no-overhead", "--broken", what, *ranks],
+    got = subprocess.run([sys.executable, demo, "--engine", engine, "--no-overhead", "--broken", what, *ranks, *sys.argv[3:]],
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(got.stdout, end="", flush=True)
     if got.returncode == 77:

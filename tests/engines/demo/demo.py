@@ -136,7 +136,7 @@ class Demo:
             moor[broken]["mode"] = "off"
         return self.engine.Server(self.model[FIRST], self.python, tp=self.args.tp, name=f"demo-{self.engine.name}-{name}",
                                   echo=say, moor=moor if with_moor else None, build=self.build if with_moor else None,
-                                  loading=self.args.loading,
+                                  loading=self.args.loading, **({"capture": True} if self.args.capture else {}),
                                   env={"MOOR_TEST_BREAK": broken} if broken in ("shift", "drop") else None,
                                   **self.engine.options, **self.engine.updating)
 
@@ -417,6 +417,7 @@ def main():
     p.add_argument("--engine", choices=ENGINES, default="vllm")
     p.add_argument("--tp", type=int, default=2, help="tensor-parallel ranks")
     p.add_argument("--loading", choices=("entry", "preload", "both", "run"), help="how Moor gets into the engine")
+    p.add_argument("--capture", action="store_true", help="the engine's own capture is on, and Moor takes its place (not vLLM)")
     p.add_argument("--without-moor", action="store_true", help="the same flow on the bare engine (vLLM)")
     p.add_argument("--family", choices=[f for f in models.FAMILIES if f != "dense"], default="qwen3")
     p.add_argument("--requests", type=int, default=32)
@@ -431,6 +432,8 @@ def main():
     args = p.parse_args()
     if args.without_moor and args.engine != "vllm":
         p.error("--without-moor knows how to pause vLLM only")
+    if args.capture and args.engine == "vllm":
+        p.error("vLLM refuses its own capture on a CPU")
     args.no_overhead |= args.engine != "vllm"
     demo = Demo(args)
     if demo.python is None:

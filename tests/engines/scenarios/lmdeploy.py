@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LMDeploy alone: an executor that cannot update, and a prefix cache that outlives the KV cache it describes."""
+"""LMDeploy alone: an executor that cannot update, lost input, and a prefix cache that outlives the KV cache it describes."""
 from moorlab import client
 from moorlab.scenario import Group, proves, require
 
@@ -18,6 +18,65 @@ def check_an_executor_that_cannot_update_poisons_nothing(lab):
     status = lab.store.gate.status()
     require(status["state"] == "open" and not status["poisoned"], f"{status}")
     lab.expect_routes([lab.one([5, 6, 7], 6)])
+
+
+@proves("S9.1")
+def check_lost_input_fails_with_its_name(lab):
+    """A text model: of a message LMDeploy joins the texts, and would answer as if a part of a type that it does not know had not been
+    sent; what it knows it refuses, without saying which."""
+    name = lab.client.get("/v1/models").json()["data"][0]["id"]
+
+    def chat(part):
+        lab.client.post("/v1/chat/completions", {"model": name, "max_tokens": 4, "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "t5 t6"}, part]}]})
+
+    asked = {"image": lambda: lab.one([5, 6, 7], 4, image_data=["data:image/png;base64,AAAA"]),
+             "input_audio": lambda: chat({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}),
+             "video_url": lambda: chat({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}})}
+    for field, ask in asked.items():
+        try:
+            ask()
+            require(False, f"{field} was lost without a word")
+        except client.HttpError as e:
+            require(e.status == 400 and field in str(e) and "moor" in str(e), f"{field}: {e}")
+    lab.expect_routes([lab.one([5, 6, 7], 4)])
+
+
+ASK_THE_PROCESSOR = """
+import asyncio
+from lmdeploy.serve.core.async_engine import AsyncEngine
+from lmdeploy.serve.processors.multimodal import MultimodalProcessor
+from lmdeploy.vl.constants import Modality
+try:
+    AsyncEngine.__init__(object.__new__(AsyncEngine))  # where Moor joins; the rest of it has no arguments
+except TypeError:
+    pass
+class Encoder:
+    _uses_new_preprocess = True
+    class model:
+        get_input_prompt = staticmethod(lambda **more: "")
+    def __init__(self, *arrived):
+        self.arrived = arrived
+    async def preprocess(self, messages, **more):
+        return {"input_ids": [1], "multimodal": [{"modality": modality} for modality in self.arrived]}
+def ask(encoder):
+    p = object.__new__(MultimodalProcessor)
+    p.vl_encoder, p.backend, p.chat_template, p.tokenizer, p.allowed_media_domains = encoder, "pytorch", None, None, None
+    parts = [{"type": "text", "text": "a"}, {"type": "image_data", "image_data": {"data": "pixels"}}]
+    try:
+        return asyncio.run(p.get_prompt_input([{"role": "user", "content": parts}], do_preprocess=False))["input_ids"]
+    except ValueError as e:
+        return str(e)
+print(ask(Encoder(Modality.IMAGE)))
+print(ask(Encoder()))
+"""
+
+
+@proves("S9.1")
+def check_input_that_a_processor_passes_over(lab):
+    """A model that takes images: one that arrives, one that its processor lost."""
+    said = lab.beside(ASK_THE_PROCESSOR).splitlines()[-2:]
+    require(said[0] == "[1]" and "image_data was passed (1)" in said[1], f"{said}")
 
 
 @proves("S1.15", "S1.5")

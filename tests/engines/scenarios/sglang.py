@@ -81,6 +81,37 @@ def check_lost_input_fails_with_its_name(lab):
     lab.expect_routes([lab.one([5, 6, 7], 4)], which=1)
 
 
+ASK_THE_TOKENIZER = """
+from types import SimpleNamespace as N
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+try:
+    TokenizerManager.__init__(object.__new__(TokenizerManager))  # where Moor joins; the rest of it has no arguments
+except TypeError:
+    pass
+def ask(arrived, **passed):
+    obj = N(need_wait_for_mm_inputs=False, **{"image_data": None, "video_data": None, "audio_data": None, **passed})
+    outputs = N(mm_items=[N(modality=N(name=name)) for name in arrived])
+    try:
+        TokenizerManager._create_tokenized_object(object.__new__(TokenizerManager), obj=obj, mm_inputs=outputs)
+    except TypeError:  # Moor let it pass, and the engine's function lacks its other arguments
+        return "passes"
+    except ValueError as e:
+        return str(e)
+print(ask(["IMAGE"], image_data=["a"]))
+print(ask(["MULTI_IMAGES", "IMAGE"], video_data=["a"]))
+print(ask(["IMAGE"], image_data=["a"], audio_data=["b"]))
+print(ask([], image_data=[{"format": "processor_output"}]))
+"""
+
+
+@proves("S9.1")
+def check_input_that_a_processor_passes_over(lab):
+    """One image, a video that became images, an audio that is gone, a processor's output that was passed in and is gone."""
+    said = lab.beside(ASK_THE_TOKENIZER).splitlines()[-4:]
+    require(said[:2] == ["passes", "passes"], f"{said}")
+    require("audio_data was passed (1)" in said[2] and "image_data was passed (1)" in said[3], f"{said}")
+
+
 @proves("S4.4", "S4.7")
 def check_false_after_the_weights_changed(lab):
     """Last. Paused with a request in the middle, SGLang loads new weights, cannot flush the old cache, and says False."""

@@ -18,12 +18,31 @@ sys.path.insert(0, os.path.join(os.path.dirname(HERE), "lib"))
 
 import numpy as np  # noqa: E402
 
-from moorlab import client, compare, load, models, numbers, oracle, procs, server, versus  # noqa: E402
+from moorlab import client, compare, load, models, numbers, oracle, procs, scenario, server, versus  # noqa: E402
 
 
 def routes(rows=6, layers=3, k=4, experts=16, seed=0):
     rng = np.random.default_rng(seed)
     return np.stack([[rng.permutation(experts)[:k] for _ in range(layers)] for _ in range(rows)]).astype(np.uint8)
+
+
+class OneServerForSeveral(unittest.TestCase):
+    def test_what_they_want_is_united(self):
+        both = scenario.Group.together([
+            scenario.Group(moor={"gate": {"mode": "enforce"}}, engines=("vllm", "sglang"), prefix=True),
+            scenario.Group(moor={"gate": {"drain_timeout_s": 9}}, engines=("sglang",), kv_tokens=448, args=["--a"],
+                           options={"sglang": {"env": {"A": "1"}}})])
+        self.assertEqual(both.moor, {"gate": {"mode": "enforce", "drain_timeout_s": 9}})
+        self.assertEqual((both.engines, both.prefix, both.common, both.args), (("sglang",), True, {"kv_tokens": 448}, ["--a"]))
+        self.assertEqual(both.options, {"sglang": {"env": {"A": "1"}}})
+
+    def test_what_does_not_fit_is_refused(self):
+        enforce = scenario.Group(moor={"gate": {"mode": "enforce"}})
+        for other in (scenario.Group(moor={"gate": {"mode": "observe"}}), scenario.Group(family="qwen3_300")):
+            with self.assertRaises(ValueError):
+                scenario.Group.together([enforce, other])
+        with self.assertRaises(ValueError):
+            scenario.Group.together([scenario.Group(tp=2), scenario.Group(tp=1)])
 
 
 class Comparer(unittest.TestCase):

@@ -32,7 +32,6 @@ ENGINES = {e.name: e for e in (
         "reject": "no call of it makes one rank refuse",
         "rpc": "it has no collective_rpc",
         "shared_id": "each of its samples has an id of its own in the response",
-        "metrics": "Moor's metrics are not in SGLang's /metrics; `moor status --prometheus` has them",
     }),
     Engine("lmdeploy", "LMDeploy", lmdeploy.Server, banned=(models.BASE["eos_token_id"],), updating={"ray": True},
            outlives_worker=True, hides_stop=True, cleanup=("transfer", 2), prefix={"prefix_cache": True}, cannot={
@@ -43,7 +42,6 @@ ENGINES = {e.name: e for e in (
         "n": "its /generate gives one sample of one prompt",
         "prompt_start": "it has no such parameter",
         "reset": "it has no call that empties its prefix cache",
-        "metrics": "Moor's metrics are not in LMDeploy's /metrics; `moor status --prometheus` has them",
     }),
 )}
 

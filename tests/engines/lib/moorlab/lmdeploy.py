@@ -166,7 +166,7 @@ class Server(server.EngineProcess):
                    "--server-name", "127.0.0.1", "--server-port", str(self.port), "--eager-mode",
                    "--session-len", str(self.max_model_len), "--max-batch-size", "8",
                    "--cache-block-seq-len", "16",
-                   "--kernel-block-size", "16", "--max-prefill-token-num", "64", "--disable-metrics",
+                   "--kernel-block-size", "16", "--max-prefill-token-num", "64",
                    "--log-level", "WARNING", "--tp", str(self.tp)]
         if importlib.metadata.version("lmdeploy") >= "0.18":  # 0.16 takes a share of the memory instead
             command += ["--num-gpu-blocks", str((self.kv_tokens or 4096) // 16)]
@@ -177,6 +177,9 @@ class Server(server.EngineProcess):
         if self.ray:
             command += ["--distributed-executor-backend", "ray"]
         return command
+
+    def engine_env(self):
+        return paths.add_to_pythonpath(dict(LMDCPU="1", OMP_NUM_THREADS="1"), SHIM)
 
     def _env(self):
         env = super()._env()

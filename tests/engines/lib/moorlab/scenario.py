@@ -9,11 +9,14 @@ A scenario file has
     def check_rows(lab): ...
 
 and is run by run_scenario.py.  Checks run in file order on the same server; a check that fails does not stop the
-others, unless the server is gone.  A file may set SERVERLESS = True and start servers itself.
+others, unless the server is gone.  Several files may share one server, if what they want of it fits together: then each
+finds it as the one before has left it.  A file may set SERVERLESS = True and start servers itself.
 """
 import contextlib
 import os
+import subprocess
 import sys
+import tempfile
 import time
 
 from . import client, compare, engines, load, models, numbers, oracle, paths, server
@@ -60,6 +63,7 @@ class Group:
     """How the server of a scenario file is started.
 
     engines     that the file is for
+    family      of the model; families: {engine: another one}
     options     {engine: further keywords of its Server}
     args        further arguments of vLLM
     updates     weights change over HTTP
@@ -67,11 +71,24 @@ class Group:
     The rest as EngineProcess says.
     """
 
-    def __init__(self, *, family="qwen3", seed=0, moor=None, engines=VLLM, options=None, args=(), updates=False,
+    def __init__(self, *, family="qwen3", families=None, seed=0, moor=None, engines=VLLM, options=None, args=(), updates=False,
                  prefix=False, **common):
-        self.family, self.seed, self.moor = family, seed, moor if moor is not None else {}
+        self.family, self.families, self.seed, self.moor = family, families or {}, seed, moor if moor is not None else {}
         self.engines, self.options, self.args = engines, options or {}, list(args)
         self.updates, self.prefix, self.common = updates, prefix, common
+
+    @classmethod
+    def together(cls, groups):
+        """One server for all of them. What one leaves open another decides; that two disagree is an error."""
+        first = groups[0]
+        for g in groups[1:]:
+            if (g.family, g.families, g.seed) != (first.family, first.families, first.seed):
+                raise ValueError(f"no common model: {first.family} {first.seed}, {g.family} {g.seed}")
+        return cls(family=first.family, families=first.families, seed=first.seed, moor=united(*(g.moor for g in groups)),
+                   engines=tuple(e for e in first.engines if all(e in g.engines for g in groups)),
+                   options=united(*(g.options for g in groups)), args=[a for g in groups for a in g.args],
+                   updates=any(g.updates for g in groups), prefix=any(g.prefix for g in groups),
+                   **united(*(g.common for g in groups)))
 
     @property
     def tp(self):
@@ -87,6 +104,18 @@ class Group:
         return {**given, **self.options.get(engine.name, {})}
 
 
+def united(*dicts):
+    """One dict with the entries of all, dicts in them united as well."""
+    out = {}
+    for d in dicts:
+        for key, value in d.items():
+            if isinstance(value, dict) and isinstance(out.get(key, {}), dict):
+                out[key] = united(out.get(key, {}), value)
+            elif out.setdefault(key, value) != value:
+                raise ValueError(f"{key} cannot be both {out[key]!r} and {value!r}")
+    return out
+
+
 class Lab:
     """What a check works with."""
 
@@ -96,11 +125,12 @@ class Lab:
         self.dtype = "float32"
         self.build = paths.find_moor()
         self.server = self._store = None
-        self._count = 0
+        self._count = self._restarts = 0
 
     # ---- life
     def model(self, which=0):
-        return models.ensure(self.group.family, self.group.seed + which, self.python)
+        family = self.group.families.get(self.engine.name, self.group.family)
+        return models.ensure(family, self.group.seed + which, self.python)
 
     def new_server(self, name=None, **change):
         """A Server as the group says, with changes; not started."""
@@ -118,10 +148,34 @@ class Lab:
     def running(self):
         with oracle.Oracle(self.python, banned=self.engine.banned) as self.oracle:
             self.oracle.start()
-            with self.new_server() as self.server:
-                self.client = self.server.client()
+            self._serve(self.new_server())
+            try:
                 yield self
-                self.detach()
+            except BaseException:
+                self.server.stop(check=False)  # its error must not hide this one
+                raise
+            self.detach()
+            self.server.stop()
+
+    def _serve(self, srv):
+        srv.start()
+        self.server, self.client = srv, srv.client()
+
+    def restart(self):
+        """The server is gone: the next one starts in its place, same MOOR_DIR and same name."""
+        old = self.server
+        old.keep_dir = True  # it is the next one's now
+        self.detach()
+        old.stop(check=False)
+        self._restarts += 1
+        new = self.new_server(name=f"{self.name}-again{self._restarts}")
+        new.start_in = old.dir
+        self._serve(new)
+
+    @property
+    def native(self):
+        """The engine's own field carries routes."""
+        return self.group.moor.get("record", {}).get("deliver", "native") == "native"
 
     def attach(self, srv=None):
         """A Store of that server (default: the group's, kept)."""
@@ -156,11 +210,13 @@ class Lab:
         return self.client.complete(prompt, max_tokens, self.label(), **more)
 
     # ---- truth
-    def expect_routes(self, completions, *, which=0, ids=None, http=True, rows=None):
+    def expect_routes(self, completions, *, which=0, ids=None, http=None, rows=None):
         """Every record of `completions` is there, whole, and the oracle's; returns the records' Tally.
-        ids: the id to open instead of the HTTP one.  rows: {completion id: expected rows} where not SEMANTICS 1.1's."""
+        ids: the id to open instead of the HTTP one.  rows: {completion id: expected rows} where not SEMANTICS 1.1's.
+        http: the response's own field must be the record (None: where it carries routes)."""
         import numpy as np
 
+        http = self.native if http is None else http
         model = self.model(which)
         layers, moe_layers, top_k, experts = models.shape(model)
         keys = [f"{c.id}/{c.index}" for c in completions]
@@ -177,7 +233,7 @@ class Lab:
                 got = np.asarray(record.array())
                 require(got.dtype == (np.uint8 if experts <= 256 else np.uint16), f"{key}: dtype {got.dtype} for {experts} experts")
                 total.add(compare.against_oracle(key, got, want[key].ids[:expected], want[key].gap[:expected], experts))
-                if http and c.raw_routes is not None or http is True:
+                if http:
                     require(c.raw_routes is not None, f"{key}: the response carries no routed_experts")
                     wrong = compare.bit_for_bit(f"{key}: HTTP against record", c.routes(), self.as_field(record, c))
                     require(wrong is None, wrong)
@@ -198,6 +254,14 @@ class Lab:
         yield
         got = self.number("rows_prefix") - before
         require(got >= at_least, f"{what}: {got} rows from the prefix cache, at least {at_least} expected")
+
+    def beside(self, code):
+        """What this Python code prints in a process of the engine's own environment, preloaded, with an instance of its own."""
+        with tempfile.TemporaryDirectory(prefix="moor-t-") as place:
+            env = {**paths.lab_env(self.server.engine_env()), "MOOR_DIR": place, "MOOR_CONFIG": "{}", "LD_PRELOAD": self.build.preload}
+            got = subprocess.run([self.python, "-c", code], env=env, capture_output=True, text=True, timeout=300)
+        require(got.returncode == 0, f"{got.stdout[-500:]}{got.stderr[-1500:]}")
+        return got.stdout
 
     def pids(self, role, srv=None):
         """[pid] of the processes that have joined in this role, rank order, as `moor status` tells."""
@@ -222,19 +286,21 @@ class Lab:
         return got
 
 
-def run_file(module, engine, name, only=None):
-    """Run the checks of one file; returns (passed, failed, skipped)."""
+def run_files(modules, engine, only=None):
+    """Run the checks of files that share one server: {name: (module, word)}, the word in a check's name or None for all.
+    Returns (passed, failed, skipped)."""
     import traceback
 
-    checks = [(n, f) for n, f in vars(module).items() if n.startswith("check_") and (not only or only in n)]
+    checks = [(name, n, f) for name, (module, word) in modules.items() for n, f in vars(module).items()
+              if n.startswith("check_") and (word or "") in n and (only or "") in n]
     counts = [0, 0, 0]
 
     def run_checks(lab):
-        for check, function in checks:
+        for lab.name, check, function in checks:
             begin = time.monotonic()
             rules = " ".join(function.rules)
             try:
-                if lab.server is not None and lab.server.proc.poll() is not None:
+                if lab.server is not None and not lab.server.is_up():
                     raise Failure(f"the server is gone\n{lab.server.log_tail(2000)}")
                 said = function(lab)
                 verdict, at = f"ok    {rules}  {check}" + (f": {said}" if said else ""), 0
@@ -247,10 +313,10 @@ def run_file(module, engine, name, only=None):
             counts[at] += 1
             paths.say(f"{verdict}  ({time.monotonic() - begin:.1f} s)")
 
-    lab = Lab(module.GROUP, engine, name)
+    lab = Lab(Group.together([module.GROUP for module, _ in modules.values()]), engine, "+".join(modules))
     sys.path.insert(0, lab.build.pythonpath)
     try:
-        if getattr(module, "SERVERLESS", False):
+        if all(getattr(module, "SERVERLESS", False) for module, _ in modules.values()):
             with oracle.Oracle(lab.python, banned=lab.engine.banned) as lab.oracle:
                 run_checks(lab)
         else:
@@ -262,4 +328,4 @@ def run_file(module, engine, name, only=None):
     return counts
 
 
-__all__ = ["ALL", "VLLM", "Failure", "Group", "Lab", "Skipped", "client", "eventually", "proves", "require", "run_file"]
+__all__ = ["ALL", "VLLM", "Failure", "Group", "Lab", "Skipped", "client", "eventually", "proves", "require", "run_files", "united"]

@@ -68,7 +68,8 @@ class EngineProcess:
         self.echo = echo or (lambda text: None)
         self.proc = self.port = self.dir = self.started_s = None
         self.left_behind = {}
-        self.start_in = None  # a MOOR_DIR that exists and is not ours to remove
+        self.start_in = None  # a MOOR_DIR that exists: of a server that is gone
+        self.keep_dir = False  # it is not ours to remove
 
     # ---- start
     def _command(self):
@@ -125,7 +126,14 @@ class EngineProcess:
                 pass
             time.sleep(0.2)
 
+    def engine_env(self):
+        """What the engine needs to run here at all, beyond the environment of any process."""
+        return {}
+
     # ---- use
+    def is_up(self):
+        return self.proc is not None and self.proc.poll() is None
+
     def client(self, timeout=300.0):
         return self.CLIENT(self.port, timeout=timeout)
 
@@ -186,7 +194,7 @@ class EngineProcess:
                                   f"{left or self.left_behind}\n{self.log_tail()}")
         finally:
             self.moor_left = self.moor_dir_entries()
-            if not self.start_in:
+            if not self.keep_dir:
                 shutil.rmtree(self.dir, ignore_errors=True)
 
     def _wait_end(self, sid, timeout):

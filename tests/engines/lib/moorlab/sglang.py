@@ -156,12 +156,15 @@ class Server(server.EngineProcess):
                    "--disable-cuda-graph", "--mem-fraction-static", "0.3", "--dtype", self.dtype, "--random-seed", "1",
                    "--max-total-tokens", str(self.kv_tokens or 2048), "--chunked-prefill-size", "128",
                    "--max-running-requests", "8", "--context-length", str(self.max_model_len), "--tp-size", str(self.tp),
-                   "--log-level", "warning"]
+                   "--enable-metrics", "--log-level", "warning", "--sleep-on-idle"]  # else it takes a whole core for nothing
         if not self.overlap:
             command.append("--disable-overlap-schedule")
         if self.capture:
             command.append("--enable-return-routed-experts")
         return command
+
+    def engine_env(self):
+        return paths.add_to_pythonpath(dict(SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1"), SHIM)
 
     def _env(self):
         env = super()._env()

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test-only: two paths of SGLang's CPU engine that still assume a CUDA driver, as an entry point of sglang.srt.plugins."""
+"""Test-only: two paths of SGLang's CPU engine that still assume a CUDA driver, as an entry point of sglang.srt.plugins.
+
+$MOOR_TEST_BREAK breaks what the capture is given, to prove that somebody notices: "shift" adds one to every id, "drop" loses
+one layer."""
+import os
 
 
 def activate():
@@ -12,3 +16,30 @@ def activate():
     common.ALLOC_MEMORY_FUNCS["cpu"] = plain  # enable_return_routed_experts registers host memory with CUDA
     if not torch.cuda.is_available():
         torch.cuda.synchronize = lambda *args, **kwargs: None  # release_memory_occupation synchronizes
+    if how := os.environ.get("MOOR_TEST_BREAK"):
+        _break_capture(how)
+
+
+def _break_capture(how):
+    if how not in ("shift", "drop"):
+        raise ValueError(f"MOOR_TEST_BREAK={how}: shift or drop")
+    from sglang.srt.layers.moe import topk
+    from sglang.srt.managers.scheduler import Scheduler
+
+    loop = Scheduler.run_event_loop
+
+    def run_event_loop(self, *args, **kwargs):
+        """Late, so that this is outside of what Moor puts around the function when it joins."""
+        capture = topk.capture_routed_experts_if_allowed
+
+        def broken(topk_config, layer_id, topk_ids):
+            if how == "shift":
+                topk_ids = (topk_ids + 1).remainder(16)
+            elif layer_id == 1:
+                return None
+            return capture(topk_config, layer_id, topk_ids)
+
+        topk.capture_routed_experts_if_allowed = broken
+        return loop(self, *args, **kwargs)
+
+    Scheduler.run_event_loop = run_event_loop
