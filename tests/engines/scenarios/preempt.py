@@ -9,7 +9,7 @@ GROUP = Group(moor={}, engines=(*ALL, "vllm024"), prefix=True, kv_tokens=544, ar
 @proves("S1.6", "S1.7", "S1.15")
 def check_recomputed_rows_keep_their_first_value(lab):
     before = lab.number("rows_dropped")
-    done = lab.send(24, 8, prompt_max=60, prefix_len=64, tokens=(60, 120))
+    done = lab.send(16, 8, prompt_max=60, prefix_len=64, tokens=(40, 80))
     again = lab.number("rows_dropped") - before
     require(again > 0, "no row was computed twice: nothing was preempted, the check proves nothing")
     t = lab.expect_routes(done)
@@ -20,5 +20,5 @@ def check_recomputed_rows_keep_their_first_value(lab):
 def check_reused_slots_never_give_the_earlier_occupants_rows(lab):
     """Few blocks, many prompts: the cache is overwritten all the time, hits and misses mix."""
     with lab.prefix_rows(1):
-        for seed in (1, 2, 1, 2, 3, 1):
+        for seed in (1, 2, 1, 3):
             lab.expect_routes(lab.send(8, 4, seed=70 + seed, shared=4, prefix_seed=70 + seed, prefix_len=96))

@@ -17,7 +17,7 @@ def in_flight(lab, tokens, label):
 
 
 def one_of(flying):
-    result = flying.finish(60)
+    result = flying.finish()
     require(not result.failed, f"{result.failed}")
     return next(iter(result.done.values()))
 
@@ -27,7 +27,7 @@ def check_pause_modes(lab):
     """A request that is paused in the middle, in each of the engine's modes, has the rows of one that was not."""
     said = []
     for mode in ("in_place", "retract", "abort"):
-        flying = in_flight(lab, 200, lab.label())
+        flying = in_flight(lab, 100, lab.label())
         lab.client.pause(mode)
         state = lab.store.gate.status()["state"]
         require(state != "open", f"{mode}: the gate is open while the engine is paused")
@@ -116,7 +116,7 @@ def check_input_that_a_processor_passes_over(lab):
 def check_false_after_the_weights_changed(lab):
     """Last. Paused with a request in the middle, SGLang loads new weights, cannot flush the old cache, and says False."""
     before = lab.store.gate.status()["epoch"]
-    flying = in_flight(lab, 400, lab.label())
+    flying = in_flight(lab, 150, lab.label())
     lab.client.pause("in_place")
     try:
         lab.client.update(lab.model(0))
