@@ -168,7 +168,7 @@ class EngineProcess:
                       for d, _, files in os.walk(self.dir) for f in files)
 
     # ---- end
-    def stop(self, check=True, grace=30.0):
+    def stop(self, check=True, grace=120.0):  # an interpreter with torch takes seconds of CPU to end: much longer on a busy machine
         if self.proc is None:
             return
         sid = self.proc.pid
