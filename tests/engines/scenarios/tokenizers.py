@@ -3,7 +3,9 @@
 from moorlab.scenario import Group, proves, require
 
 WORKERS = 2
-GROUP = Group(engines=("sglang",), options={"sglang": {"args": ["--tokenizer-worker-num", str(WORKERS)]}})
+# uvicorn kills a worker that is busy importing for longer than 10 s
+GROUP = Group(engines=("sglang",), options={"sglang": {"args": ["--tokenizer-worker-num", str(WORKERS)],
+                                                       "env": {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120"}}})
 
 
 @proves("S1.2", "S4.11")
