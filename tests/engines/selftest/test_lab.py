@@ -65,6 +65,27 @@ class Comparer(unittest.TestCase):
         self.assertEqual((t.mismatches, t.clean), (1, False))
         self.assertIn("row 4 layer 1", t.shown[0])
 
+    def test_a_tie_explains_one_exchange_and_what_comes_behind_it(self):
+        gap = np.ones(self.want.shape[:2], np.float32)
+        gap[2, 1] = 1e-6
+        bad = self.got.copy()
+
+        def exchange(row, layer, slot=0):
+            bad[row, layer, slot] = next(e for e in range(16) if e not in bad[row, layer] and e not in self.want[row, layer])
+
+        exchange(2, 1)  # the tie
+        exchange(4, 2)  # a later row, a later layer
+        t = self.against(bad, gap=gap, tie=1e-4)
+        self.assertEqual((t.mismatches, t.ties, t.clean), (0, 2, True))
+        self.assertEqual(self.against(bad, gap=gap).mismatches, 2)
+        exchange(1, 2)  # an earlier row
+        exchange(3, 1)  # no later layer
+        self.assertEqual(self.against(bad, gap=gap, tie=1e-4).mismatches, 2)
+        bad = self.got.copy()
+        exchange(2, 1)
+        exchange(2, 1, 1)  # more than one expert: nothing that a near choice does
+        self.assertEqual(self.against(bad, gap=gap, tie=1e-4).mismatches, 1)
+
     def test_ids_shifted_by_one_expert(self):
         self.assertGreater(self.against((self.got + 1) % 16).mismatches, 12)
 

@@ -17,6 +17,7 @@ class Tally:
     bytes: int = 0
     pairs: int = 0
     mismatches: int = 0
+    ties: int = 0  # pairs that differ and are explained; no mismatches
     missing_rows: int = 0
     errors: list = field(default_factory=list)  # shape, dtype, duplicate ids: not a count, a defect
     shown: list = field(default_factory=list)
@@ -26,7 +27,7 @@ class Tally:
         return not (self.mismatches or self.missing_rows or self.errors)
 
     def add(self, other):
-        for name in ("requests", "rows", "bytes", "pairs", "mismatches", "missing_rows"):
+        for name in ("requests", "rows", "bytes", "pairs", "mismatches", "ties", "missing_rows"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.errors += other.errors
         self.shown = (self.shown + other.shown)[:SHOWN]
@@ -34,17 +35,30 @@ class Tally:
 
     def as_dict(self):
         return {n: getattr(self, n) for n in
-                ("requests", "rows", "bytes", "pairs", "mismatches", "missing_rows", "errors", "shown")}
+                ("requests", "rows", "bytes", "pairs", "mismatches", "ties", "missing_rows", "errors", "shown")}
 
     @classmethod
     def from_dict(cls, d):
         return cls(**d)
 
 
-def against_oracle(name, got, want, gap=None, num_experts=None):
+def ties_of(ids, want, gap, wrong, tie):
+    """Which of the wrong pairs are explained: one expert is another, and the oracle's own choice was as near as `tie`; or
+    they come behind such a pair, in a later layer of its row or of a later row, and have seen other values."""
+    import numpy as np
+
+    others = (ids[..., :, None] != want[..., None, :]).all(-1).sum(-1)
+    near = wrong & (others == 1) & (gap < tie)
+    from_here = np.maximum.accumulate(near, axis=0)
+    behind = np.cumsum(from_here, axis=1) > from_here
+    return wrong & (near | behind)
+
+
+def against_oracle(name, got, want, gap=None, num_experts=None, tie=0.0):
     """`got` [rows, layers, K] in any order within K; `want` the same, sorted (the oracle's).
 
     Every (token, layer) pair is compared as a set.  Returns a Tally of one request.
+    tie: a difference is no mismatch where the oracle's gap is smaller, nor behind that (ties_of).
     """
     import numpy as np
 
@@ -72,6 +86,10 @@ def against_oracle(name, got, want, gap=None, num_experts=None):
         tally.errors.append(f"{name}: row {row} layer {layer}: ids not distinct: {ids[row, layer].tolist()}")
     wrong = (ids != want).any(-1)
     tally.pairs = wrong.size
+    if tie and wrong.any():
+        explained = ties_of(ids, want, np.asarray(gap), wrong, tie)
+        tally.ties = int(explained.sum())
+        wrong &= ~explained
     tally.mismatches = int(wrong.sum())
     for row, layer in np.argwhere(wrong)[:SHOWN]:
         near = "" if gap is None else f", the oracle's gap there is {float(gap[row, layer]):.2e}"

@@ -22,6 +22,10 @@ BASE = dict(vocab_size=512, hidden_size=128, num_attention_heads=4, num_key_valu
             num_hidden_layers=4, max_position_embeddings=2048, bos_token_id=1, eos_token_id=2,
             pad_token_id=0, tie_word_embeddings=False, initializer_range=0.2)
 
+# Multi-head latent attention and the first layer dense, as all of DeepSeek's have. 512 + 64: vLLM's kernel has no other size.
+MLA = dict(intermediate_size=256, moe_intermediate_size=64, first_k_dense_replace=1, q_lora_rank=64, kv_lora_rank=512,
+           qk_nope_head_dim=32, qk_rope_head_dim=64, v_head_dim=32, num_key_value_heads=4)
+
 # family -> (config class, model class, arguments, keys of BASE it does not take)
 FAMILIES = {
     "qwen3": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
@@ -41,11 +45,37 @@ FAMILIES = {
                 dict(intermediate_size=128, num_local_experts=8, num_experts_per_tok=2), ()),
     "olmoe": ("OlmoeConfig", "OlmoeForCausalLM",
               dict(intermediate_size=64, num_experts=32, num_experts_per_tok=8), ("head_dim",)),
+    # shared experts, which are no column; softmax, groups by their best expert
+    "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM",
+                    dict(MLA, n_routed_experts=16, num_experts_per_tok=4, n_shared_experts=2, n_group=4, topk_group=2,
+                         topk_method="group_limited_greedy", scoring_func="softmax", routed_scaling_factor=2.0),
+                    ("head_dim", "num_key_value_heads")),
+    # sigmoid, a bias that only chooses, groups by the sum of their best two
+    "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM",
+                    dict(MLA, n_routed_experts=32, num_experts_per_tok=4, n_shared_experts=1, n_group=4, topk_group=2,
+                         topk_method="noaux_tc", scoring_func="sigmoid", num_nextn_predict_layers=0),
+                    ("head_dim", "num_key_value_heads")),
+    # routes as DeepSeek-V3 does, groups included
     "glm4": ("Glm4MoeConfig", "Glm4MoeForCausalLM",
-             dict(intermediate_size=256, moe_intermediate_size=64, n_routed_experts=16, num_experts_per_tok=4,
-                  n_group=1, topk_group=1, first_k_dense_replace=1, n_shared_experts=1), ()),
+             dict(intermediate_size=256, moe_intermediate_size=64, n_routed_experts=32, num_experts_per_tok=4,
+                  n_group=4, topk_group=2, first_k_dense_replace=1, n_shared_experts=1, num_nextn_predict_layers=0), ()),
+    "dots1": ("Dots1Config", "Dots1ForCausalLM",
+              dict(intermediate_size=256, moe_intermediate_size=64, n_routed_experts=16, num_experts_per_tok=4,
+                   first_k_dense_replace=2, n_shared_experts=1, topk_method="noaux_tc", scoring_func="sigmoid",
+                   norm_topk_prob=True), ()),
+    # half of its layers attend to a window: two groups of KV blocks
     "gptoss": ("GptOssConfig", "GptOssForCausalLM",
                dict(intermediate_size=128, num_local_experts=16, num_experts_per_tok=4, sliding_window=128), ()),
+    "phimoe": ("PhimoeConfig", "PhimoeForCausalLM",
+               dict(intermediate_size=128, num_local_experts=16, num_experts_per_tok=2), ("head_dim",)),
+    "granite": ("GraniteMoeConfig", "GraniteMoeForCausalLM",
+                dict(intermediate_size=64, num_local_experts=16, num_experts_per_tok=4, attention_multiplier=0.18), ("head_dim",)),
+    # MoE layers at 1 and 3 only
+    "ernie45": ("Ernie4_5_MoeConfig", "Ernie4_5_MoeForCausalLM",
+                dict(intermediate_size=256, moe_intermediate_size=64, moe_num_experts=16, moe_k=4, moe_num_shared_experts=1,
+                     moe_layer_start_index=1, moe_layer_end_index=3, moe_layer_interval=2), ("head_dim",)),
+    "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM",
+                   dict(intermediate_size=64, num_local_experts=32, num_experts_per_tok=4, rotary_dim=32), ()),
     # no router at all: recording must switch itself off (SEMANTICS 1.21)
     "dense": ("Qwen3Config", "Qwen3ForCausalLM", dict(intermediate_size=256), ()),
 }
@@ -65,13 +95,29 @@ def build(family, seed, out):
     torch.manual_seed(seed)
     base = {k: v for k, v in BASE.items() if k not in without}
     model = getattr(transformers, model_name)(getattr(transformers, config_name)(**base, **args))
+    biases = [b for n, b in [*model.named_parameters(), *model.named_buffers()] if n.endswith("e_score_correction_bias")]
+    # wide enough that the top K are well apart, narrow enough that all experts are used; a sigmoid is flat outside
+    spread = 0.1 if biases else 0.3
     for name, param in model.named_parameters():
         if "norm" in name:
             param.data.fill_(1.0)
-        elif "gate.weight" in name or "router.weight" in name:
-            # wide enough that the top K are well apart, narrow enough that all experts are used
-            param.data.normal_(0, 0.3)
+        elif "gate.weight" in name or "router." in name and name.endswith(".weight"):
+            param.data.normal_(0, spread)
+    for bias in biases:
+        # zeros would choose as the scores alone do; vLLM's router for CPUs (0.32) leaves Ernie's bias out
+        bias.data.normal_(0, 0.0 if family == "ernie45" else 0.05)
     model.float().save_pretrained(out)
+    if family == "phimoe":
+        # the name that published models and engines have; transformers' own class has another
+        edit_config(out, architectures=["PhiMoEForCausalLM"])
+
+
+def edit_config(folder, **change):
+    path = os.path.join(folder, "config.json")
+    with open(path) as f:
+        config = json.load(f)
+    with open(path, "w") as f:
+        json.dump({**config, **change}, f, indent=2)
 
 
 def ensure(family="qwen3", seed=0, python=None):
@@ -108,13 +154,15 @@ def shape(folder):
     with open(os.path.join(folder, "config.json")) as f:
         c = json.load(f)
     layers = c["num_hidden_layers"]
-    experts = c.get("num_experts") or c.get("num_local_experts") or c.get("n_routed_experts")
+    experts = next((c[k] for k in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts") if c.get(k)), 0)
     if not experts:
         return layers, [], 0, 0
     dense = set(c.get("mlp_only_layers") or []) | set(range(c.get("first_k_dense_replace") or 0))
-    step = c.get("decoder_sparse_step") or 1
-    moe = [i for i in range(layers) if i not in dense and (i + 1) % step == 0]
-    return layers, moe, c["num_experts_per_tok"], experts
+    first = c.get("moe_layer_start_index") or 0
+    last = c.get("moe_layer_end_index", -1)
+    step = c.get("decoder_sparse_step") or c.get("moe_layer_interval") or 1
+    moe = [i for i in range(first, layers if last < 0 else last + 1) if i not in dense and (i + 1) % step == 0]
+    return layers, moe, c.get("num_experts_per_tok") or c["moe_k"], experts
 
 
 if __name__ == "__main__":

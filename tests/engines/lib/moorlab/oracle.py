@@ -52,14 +52,35 @@ class _Model:
         torch = self.torch
         out = out if isinstance(out, tuple) else (out,)
         ids = [x for x in out if torch.is_tensor(x) and not x.is_floating_point() and x.shape[-1] == self.k]
-        scores = out[0].float().reshape(-1, out[0].shape[-1])
-        chosen = ids[0].reshape(-1, self.k) if ids else scores.topk(self.k, -1).indices
-        if scores.shape[-1] > self.k:
-            top = scores.topk(self.k + 1, -1).values
-            gap = top[:, self.k - 1] - top[:, self.k]
-        else:
-            gap = torch.full((scores.shape[0],), float("nan"))
-        self.seen.append((chosen, gap))
+        logits = max((x for x in out if torch.is_tensor(x) and x.is_floating_point()), key=lambda x: x.shape[-1])
+        logits = logits.float().reshape(-1, logits.shape[-1])
+        chosen = ids[0].reshape(-1, self.k) if ids else logits.topk(self.k, -1).indices
+        self.seen.append((chosen, self._gap(module, args, logits)))
+
+    def _gap(self, module, args, logits):
+        """How near the choice was: what decides it, of the last one taken minus of the first one left."""
+        if logits.shape[-1] <= self.k:
+            return self.torch.full((logits.shape[0],), float("nan"))
+
+        def edge(scores, k):
+            top = scores.topk(k + 1, -1).values
+            return top[:, k - 1] - top[:, k]
+
+        # a bias that only chooses: the module's own, in a module of its own (Ernie 4.5), an argument (MiniMax-M2)
+        bias = next((t for n, t in [*module.named_buffers(), *module.named_parameters()]
+                     if n.endswith("e_score_correction_bias")), args[1] if len(args) > 1 else None)
+        scores = logits
+        if bias is not None:
+            scores = (logits.softmax(-1) if hasattr(module, "moe_statics") else logits.sigmoid()) + bias.reshape(-1)
+        groups = getattr(module, "num_group", None) or 1
+        if groups == 1:
+            return edge(scores, self.k)
+        inside = scores.view(len(scores), groups, -1)
+        of_group = inside.max(-1).values if bias is None else inside.topk(2, -1).values.sum(-1)
+        taken = self.torch.zeros_like(of_group, dtype=self.torch.bool)
+        taken.scatter_(1, of_group.topk(module.topk_group, -1).indices, True)
+        left = inside.masked_fill(~taken.unsqueeze(-1), float("-inf")).view_as(scores)
+        return self.torch.minimum(edge(of_group, module.topk_group), edge(left, self.k))
 
     def rows(self, requests, banned):
         """requests: list of token lists -> list of (ids, gap, argmax) arrays."""

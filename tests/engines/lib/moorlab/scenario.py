@@ -13,6 +13,7 @@ others, unless the server is gone.  Several files may share one server, if what 
 finds it as the one before has left it.  A file may set SERVERLESS = True and start servers itself.
 """
 import contextlib
+import copy
 import os
 import subprocess
 import sys
@@ -123,6 +124,7 @@ class Lab:
         self.group, self.engine, self.name = group, engines.get(engine), name
         self.python = paths.engine_python(engine)
         self.dtype = "float32"
+        self.tie = 0.0  # compare.against_oracle's
         self.build = paths.find_moor()
         self.server = self._store = None
         self._count = self._restarts = 0
@@ -176,6 +178,19 @@ class Lab:
     def native(self):
         """The engine's own field carries routes."""
         return self.group.moor.get("record", {}).get("deliver", "native") == "native"
+
+    @contextlib.contextmanager
+    def of_family(self, family, tie):
+        """A lab like this one with a server of its own for another model family; the oracle is shared."""
+        group = copy.copy(self.group)
+        group.family = family
+        lab = Lab(group, self.engine.name, f"{self.name}-{family}")
+        lab.tie = tie
+        lab.oracle = self.oracle if self.oracle.proc else self.oracle.start()
+        with lab.new_server() as lab.server:
+            lab.client = lab.server.client()
+            yield lab
+            lab.detach()
 
     def attach(self, srv=None):
         """A Store of that server (default: the group's, kept)."""
@@ -232,7 +247,7 @@ class Lab:
                 require((record.top_k, record.num_experts) == (top_k, experts), f"{key}: top_k {record.top_k} of {record.num_experts}")
                 got = np.asarray(record.array())
                 require(got.dtype == (np.uint8 if experts <= 256 else np.uint16), f"{key}: dtype {got.dtype} for {experts} experts")
-                total.add(compare.against_oracle(key, got, want[key].ids[:expected], want[key].gap[:expected], experts))
+                total.add(compare.against_oracle(key, got, want[key].ids[:expected], want[key].gap[:expected], experts, self.tie))
                 if http:
                     require(c.raw_routes is not None, f"{key}: the response carries no routed_experts")
                     wrong = compare.bit_for_bit(f"{key}: HTTP against record", c.routes(), self.as_field(record, c))
@@ -274,6 +289,7 @@ class Lab:
         require(not tally.errors and not tally.missing_rows, f"{tally.missing_rows} rows missing: {detail}")
         require(tally.pairs > 0, "nothing was compared")
         require(tally.mismatches == 0, f"{tally.mismatches} of {tally.pairs} pairs differ: {detail}")
+        require(tally.ties * 1000 <= tally.pairs, f"{tally.ties} of {tally.pairs} pairs differ by ties: too many to be such")
 
     # ---- numbers
     def stats(self):
