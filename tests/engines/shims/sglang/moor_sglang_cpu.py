@@ -3,6 +3,7 @@
 
 $MOOR_TEST_BREAK breaks what the capture is given, to prove that somebody notices: "shift" adds one to every id, "drop" loses
 one layer."""
+import inspect
 import os
 
 
@@ -29,8 +30,10 @@ def _break_capture(how):
     loop = Scheduler.run_event_loop
 
     def run_event_loop(self, *args, **kwargs):
-        """Late, so that this is outside of what Moor puts around the function when it joins."""
-        capture = topk.capture_routed_experts_if_allowed
+        """Late, so that this is outside of what Moor puts around the function when it joins; and Moor, which looks again whenever a
+        module is imported, must take it for its own, or it would go around this as well."""
+        capture, caller = topk.capture_routed_experts_if_allowed, topk._post_process_topk_ids
+        inside = inspect.unwrap(caller)
 
         def broken(topk_config, layer_id, topk_ids):
             if how == "shift":
@@ -39,7 +42,12 @@ def _break_capture(how):
                 return None
             return capture(topk_config, layer_id, topk_ids)
 
-        topk.capture_routed_experts_if_allowed = broken
+        def bare(*args, **kwargs):
+            """Moor is around the caller as well, which older releases capture in, and would see the ids there."""
+            return inside(*args, **kwargs)
+
+        broken.__moor_wrapper__, bare.__moor_wrapper__ = capture, caller
+        topk.capture_routed_experts_if_allowed, topk._post_process_topk_ids = broken, bare
         return loop(self, *args, **kwargs)
 
     Scheduler.run_event_loop = run_event_loop
