@@ -24,8 +24,7 @@ typedef struct moor_block {
     uint32_t refs, index_refs; /* index_refs: those of refs that the KV index holds */
     uint32_t rows;             /* capacity */
     uint32_t n_runs, cap_runs;
-    uint32_t
-        foreign; /* its rows were delivered from outside: what this worker computes for the same tokens may differ */
+    uint32_t foreign; /* its rows came from outside: what this worker computes for the same tokens may differ */
     moor_run *runs;
     moor_run inline_runs[MOOR_BLOCK_INLINE_RUNS];
     struct moor_block *next_dead;

@@ -143,11 +143,11 @@ static moor_status add_piece(moor_step *step, moor_block *block, uint32_t first,
     if (status)
         return status;
     uint8_t *rows = block->data + (size_t)first * row_bytes;
-    moor_span *last = step->n_spans ? &step->spans[step->n_spans - 1] : NULL;
     moor_block_ref(block); /* until commit: the record may go on to another tail in this step */
     step->pieces[step->n_pieces++] = (moor_step_piece){block, first, n};
     if (moor_stage_add(&step->stage, token, n, rows, row_bytes))
         return MOOR_OK;
+    moor_span *last = step->n_spans ? &step->spans[step->n_spans - 1] : NULL;
     if (last && last->token + last->n == token && last->rows + (size_t)last->n * row_bytes == rows)
         last->n += n;
     else

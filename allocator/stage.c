@@ -53,19 +53,14 @@ int moor_stage_add(moor_stage *stage, uint32_t token, uint32_t n, uint8_t *rows,
     return 1;
 }
 
-void moor_stage_ready(moor_stage *stage)
-{
-    stage->layer_bytes = layer_bytes(stage, stage->rows);
-}
-
-uint64_t moor_stage_narrow(moor_stage *stage, uint32_t column, moor_narrow_fn narrow, moor_narrow job)
+uint64_t moor_stage_narrow(const moor_stage *stage, uint32_t column, moor_narrow_fn narrow, moor_narrow job)
 {
     /* Side by side in the source as in the stage, the ids of a span are one long row. */
     int compact = job.token_bytes == (ptrdiff_t)job.k * job.k_bytes;
     uint32_t k = job.k;
     uint64_t most = 0;
     job.row_bytes = stage->bytes;
-    job.column = column * stage->layer_bytes;
+    job.column = column * layer_bytes(stage, stage->rows);
     job.n_spans = 1;
     for (uint32_t s = 0; s < stage->n_spans; s++) {
         moor_span span = stage->spans[s];
@@ -81,26 +76,26 @@ uint64_t moor_stage_narrow(moor_stage *stage, uint32_t column, moor_narrow_fn na
 }
 
 /* A constant number of bytes is a plain move. */
-static inline void write_row(const moor_stage *stage, uint32_t r, size_t bytes)
+static inline void write_row(const moor_stage *stage, uint32_t r, size_t distance, size_t bytes)
 {
     const uint8_t *from = stage->ids + r * bytes;
     uint8_t *to = stage->row[r];
-    for (uint32_t l = 0; l < stage->layers; l++, from += stage->layer_bytes, to += bytes)
+    for (uint32_t l = 0; l < stage->layers; l++, from += distance, to += bytes)
         memcpy(to, from, bytes);
 }
 
 void moor_stage_write(const moor_stage *stage)
 {
     enum { AHEAD = 4 }; /* the next rows are elsewhere, and cold */
-    size_t row_bytes = (size_t)stage->layers * stage->bytes;
+    size_t row_bytes = (size_t)stage->layers * stage->bytes, distance = layer_bytes(stage, stage->rows);
     for (uint32_t r = 0; r < stage->rows; r++) {
         for (size_t at = 0; r + AHEAD < stage->rows && at < row_bytes; at += LINE)
             __builtin_prefetch(stage->row[r + AHEAD] + at, 1);
         if (stage->bytes == 8)
-            write_row(stage, r, 8);
+            write_row(stage, r, distance, 8);
         else if (stage->bytes == 4)
-            write_row(stage, r, 4);
+            write_row(stage, r, distance, 4);
         else
-            write_row(stage, r, stage->bytes);
+            write_row(stage, r, distance, stage->bytes);
     }
 }

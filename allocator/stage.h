@@ -20,8 +20,7 @@ enum { MOOR_STAGE_ROWS = 2048, MOOR_STAGE_RUN = 8 /* longer runs of rows are bet
 typedef struct moor_stage {
     uint32_t layers, bytes; /* bytes: of a layer's ids in a row */
     uint32_t rows, n_spans; /* of this step */
-    size_t layer_bytes;     /* from layer to layer of ids */
-    uint8_t *ids;           /* [layers][rows][bytes] */
+    uint8_t *ids;           /* [layers][rows][bytes], layers at distances of whole cache lines */
     uint8_t **row;          /* [MOOR_STAGE_ROWS] where each goes */
     moor_span *spans;       /* [MOOR_STAGE_ROWS] what is narrowed: neighbours in the source are one */
 } moor_stage;
@@ -32,10 +31,8 @@ void moor_stage_close(moor_stage *stage);
 void moor_stage_begin(moor_stage *stage);
 /* n tokens from `token` on go to rows of row_bytes each from `rows` on. 0: the run is too long, or the stage is full. */
 int moor_stage_add(moor_stage *stage, uint32_t token, uint32_t n, uint8_t *rows, size_t row_bytes);
-/* All rows of the step were added. */
-void moor_stage_ready(moor_stage *stage);
-/* Narrows one layer's ids of the staged tokens; of `job` the source, k and the distances count. Returns the largest id. */
-uint64_t moor_stage_narrow(moor_stage *stage, uint32_t column, moor_narrow_fn narrow, moor_narrow job);
+/* Narrows one layer's ids of the staged tokens, once all of them were added; of `job` the source, k and the distances count. Returns the largest id. */
+uint64_t moor_stage_narrow(const moor_stage *stage, uint32_t column, moor_narrow_fn narrow, moor_narrow job);
 /* All layers came: writes the rows. */
 void moor_stage_write(const moor_stage *stage);
 

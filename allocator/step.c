@@ -137,7 +137,6 @@ moor_status moor_records_step_begin(moor_records *records, const moor_step_reque
         if (!entry->record)
             moor_plan_forget_kv(records, &requests[i]);
     }
-    moor_stage_ready(&step->stage);
     step->open = 1;
     if (status)
         moor_step_give_up(records);

@@ -43,7 +43,6 @@ static void add_runs(bed *b, unsigned *seed)
             }
         }
     }
-    moor_stage_ready(&b->stage);
 }
 
 static void one_case(bed *b, unsigned *seed)
