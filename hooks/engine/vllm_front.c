@@ -24,9 +24,8 @@ int moor_vllm_generate_before(moor_jp_call *call)
 
 /* ---- pause, sleep and update drive the gate -------------------------------------------------------------------------- */
 
-static int paused_by_us;    /* Moor paused the engine for an update that came without a pause */
-static int resuming_failed; /* and ends that pause because the update failed: the gate stays as the failure left it */
-static PyObject *resuming;  /* the task of it; event loops hold theirs weakly */
+static int paused_by_us;   /* Moor paused the engine for an update that came without a pause */
+static PyObject *resuming; /* the task that ends that pause after the update failed; event loops hold theirs weakly */
 
 /* vLLM's pause modes: "wait" lets running requests end, "keep" freezes them, "abort" (its default) ends them. In all three
  * a request that reaches the core later is queued there until the resume. */
@@ -61,12 +60,23 @@ int moor_vllm_pause_after(moor_jp_call *call)
     return settle_after(call, 0);
 }
 
+/* The caller is that task: the gate stays as the failure left it. */
+static int in_resuming(void)
+{
+    PyObject *asyncio = resuming ? PyImport_ImportModule("asyncio") : NULL;
+    PyObject *task = asyncio ? PyObject_CallMethod(asyncio, "current_task", NULL) : NULL;
+    int same = task && task == resuming;
+    PyErr_Clear();
+    Py_XDECREF(task);
+    Py_XDECREF(asyncio);
+    return same;
+}
+
 int moor_vllm_resume_after(moor_jp_call *call)
 {
     (void)call;
-    int failed = resuming_failed;
-    paused_by_us = resuming_failed = 0;
-    return failed ? MOOR_JP_OK : moor_gate_open();
+    paused_by_us = 0;
+    return in_resuming() ? MOOR_JP_OK : moor_gate_open();
 }
 
 int moor_vllm_sleep_before(moor_jp_call *call)
@@ -140,16 +150,13 @@ int moor_vllm_update_error(moor_jp_call *call)
     if (!paused_by_us)
         return result;
     paused_by_us = 0;
-    resuming_failed = 1;
     PyObject *asyncio = PyImport_ImportModule("asyncio");
     PyObject *resume = asyncio ? PyObject_CallMethod(call->self, "resume_generation", NULL) : NULL;
     PyObject *task = resume ? PyObject_CallMethod(asyncio, "ensure_future", "O", resume) : NULL;
     Py_XDECREF(resume);
     Py_XDECREF(asyncio);
-    if (!task) {
-        resuming_failed = 0;
+    if (!task)
         return MOOR_JP_FAILED;
-    }
     PyObject *old = resuming;
     resuming = task;
     Py_XDECREF(old);
