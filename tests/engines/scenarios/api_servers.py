@@ -24,15 +24,9 @@ def check_either_front_end_delivers(lab):
 
 @proves("S4.1", "S4.5", "S4.11")
 def check_an_update_waits_for_the_requests_of_both(lab):
-    flying = load.Load(lab.client, load.make_jobs(500, 5, lab.label(), tokens=(30, 60)), 16).start()
-    require(flying.wait_done(8, 120), "the load did not get going")
-    lab.client.update(lab.model(1), "one")
-    require(flying.wait_done(flying.done_count() + 8, 200), "the load stands still after the update")
-    flying.enough()
-    result = flying.finish()
-    require(not result.failed, f"lost: {result.failed}")
+    done = lab.update_under_load(1, "one", load.make_jobs(500, 6, lab.label(), tokens=(30, 60)), started=8)
     by_epoch = {}
-    for c in result.done.values():
+    for c in done:
         with lab.store.open(c.id, 10.0) as record:
             versions = [tuple(v[:2]) for v in record.versions]
         require(len(versions) == 1, f"{c.id}: versions {versions}: it straddled the update")
@@ -40,4 +34,4 @@ def check_an_update_waits_for_the_requests_of_both(lab):
     require(len(by_epoch) == 2, f"epochs {sorted(by_epoch)}")
     for which, epoch in enumerate(sorted(by_epoch)):
         lab.expect_routes(by_epoch[epoch], which=which)
-    return ", ".join(f"{len(done)} at epoch {epoch}" for epoch, done in sorted(by_epoch.items()))
+    return ", ".join(f"{len(of)} at epoch {epoch}" for epoch, of in sorted(by_epoch.items()))

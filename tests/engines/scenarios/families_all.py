@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model families that differ in what a router is, each against transformers' own: one engine start each."""
 from moorlab import models
-from moorlab.scenario import Group, Skipped, proves, require
+from moorlab.scenario import Group, Skipped, proves
 
 SERVERLESS = True
 GROUP = Group(moor={"record": {"validate": "seal"}}, engines=("vllm",), prefix=True)
@@ -12,8 +12,6 @@ TIE = 2e-4  # of scores: the kernels of engine and oracle differ by that much wh
 
 def compare(lab, family):
     """Every record against the oracle, rows from cached prefixes among them; and the layout, whatever layers are dense."""
-    import numpy as np
-
     layers, moe, _, _ = models.shape(models.ensure(family, lab.group.seed, lab.python))
     with lab.of_family(family, TIE) as it:
         done = it.send(8, 4, seed=40)
@@ -21,10 +19,7 @@ def compare(lab, family):
         with it.prefix_rows(1):
             t.add(it.expect_routes(it.send(8, 4, seed=41)))
         with it.store.open(done[0].id, 10.0) as record:
-            full = np.asarray(record.array(layers="model"))
-        require(full.shape[1] == layers, f"the model's layout has {full.shape[1]} layers, not {layers}")
-        dense = [i for i in range(layers) if i not in moe]
-        require(not full[:, dense].any(), f"the columns of the dense layers {dense} are not 0 in the model's layout")
+            it.expect_dense_layers_empty(record)
     return f"{t.pairs} pairs, {t.ties} ties, MoE layers {moe} of {layers}"
 
 

@@ -4,8 +4,7 @@ from moorlab import compare, models
 from moorlab.scenario import Group, proves, require
 
 # vLLM refuses its own capture on a CPU. 300 experts need two bytes; the first layer is dense.
-# SGLang takes every layer of a Qwen3-MoE for sparse, whatever the model's mlp_only_layers say.
-GROUP = Group(family="qwen3_300", families={"sglang": "qwen3_300_sparse"}, moor={"record": {"deliver": "none"}}, engines=("sglang", "lmdeploy"), prefix=True,
+GROUP = Group(**models.QWEN3_300, moor={"record": {"deliver": "none"}}, engines=("sglang", "lmdeploy"), prefix=True,
               options={"sglang": {"capture": True}, "lmdeploy": {"capture": True}})
 
 

@@ -32,14 +32,7 @@ def check_two_ranks_one_record(lab):
 @proves("S4.1", "S4.5", "S1.6")
 def check_update_under_load(lab):
     """16 in flight finish, none is aborted, new ones wait; each record's one version is the weights that made it."""
-    flying = load.Load(lab.client, load.make_jobs(500, 5, lab.label(), prompt_max=32, tokens=(16, 32)), 16).start()
-    require(flying.wait_done(4, 200), "the load did not get going")
-    lab.client.update(lab.model(1), "one")
-    require(flying.wait_done(flying.done_count() + 8, 200), "the load stands still after the update")
-    flying.enough()
-    result = flying.finish()
-    require(not result.failed, f"lost: {result.failed}")
-    done = list(result.done.values())
+    done = lab.update_under_load(1, "one", load.make_jobs(500, 5, lab.label(), prompt_max=32, tokens=(16, 32)))
     require(all(c.finish == "length" for c in done), "a request did not run to its end")
     routes = [lab.oracle.rows(lab.model(w), {c.id: c.all_tokens for c in done}) for w in (0, 1)]
     by_weights, epochs = ([], []), {}

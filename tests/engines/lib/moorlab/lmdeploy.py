@@ -178,19 +178,20 @@ class Server(server.EngineProcess):
             command += ["--distributed-executor-backend", "ray"]
         return command
 
-    def engine_env(self):
-        return paths.add_to_pythonpath(dict(LMDCPU="1", OMP_NUM_THREADS="1"), SHIM)
+    def engine_env(self, env):
+        env.update(LMDCPU="1", OMP_NUM_THREADS="1")
+        return paths.add_to_pythonpath(env, SHIM)
 
     def _env(self):
-        env = super()._env()
-        env.update(LMDCPU="1", OMP_NUM_THREADS="1", LMDEPLOY_SKIP_WARMUP="1", LMDCPU_DEVICES="2",
+        env = self.engine_env(super()._env())
+        env.update(LMDEPLOY_SKIP_WARMUP="1", LMDCPU_DEVICES="2",
                    RAY_OVERRIDE_RESOURCES='{"GPU": 2}', RAY_USAGE_STATS_ENABLED="0",
                    RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES="200000000")
         if self.dtype == "float32":
             env["LMDCPU_DTYPE"] = "float32"
         if self.moor is not None:
             env["MOOR_CONFIG"] = json.dumps(self.moor)
-        return paths.add_to_pythonpath(env, SHIM)
+        return env
 
 
 __all__ = ["Client", "SHIM", "Server", "bucket", "with_tokenizer"]

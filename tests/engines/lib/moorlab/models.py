@@ -80,6 +80,9 @@ FAMILIES = {
     "dense": ("Qwen3Config", "Qwen3ForCausalLM", dict(intermediate_size=256), ()),
 }
 
+# For a scenario's Group. SGLang takes every layer of a Qwen3-MoE for sparse, whatever the model's mlp_only_layers say.
+QWEN3_300 = {"family": "qwen3_300", "families": {"sglang": "qwen3_300_sparse"}}
+
 
 def _key(family, seed):
     recipe = json.dumps([FORM, family, seed, BASE, FAMILIES[family]], sort_keys=True)

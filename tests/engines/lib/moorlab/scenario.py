@@ -224,6 +224,18 @@ class Lab:
         more.setdefault("ignore_eos", True)
         return self.client.complete(prompt, max_tokens, self.label(), **more)
 
+    def update_under_load(self, which, label, jobs, started=4, threads=16):
+        """Weights `which` while `jobs` are on their way, more than are wanted: none starts any more once some were done after the update.
+        Returns those that were done; none was lost."""
+        flying = load.Load(self.client, jobs, threads).start()
+        require(flying.wait_done(started, 200), "the load did not get going")
+        self.client.update(self.model(which), label)
+        require(flying.wait_done(flying.done_count() + 8, 200), "the load stands still after the update")
+        flying.enough()
+        result = flying.finish()
+        require(not result.failed, f"lost: {result.failed}")
+        return list(result.done.values())
+
     # ---- truth
     def expect_routes(self, completions, *, which=0, ids=None, http=None, rows=None):
         """Every record of `completions` is there, whole, and the oracle's; returns the records' Tally.
@@ -273,7 +285,8 @@ class Lab:
     def beside(self, code):
         """What this Python code prints in a process of the engine's own environment, preloaded, with an instance of its own."""
         with tempfile.TemporaryDirectory(prefix="moor-t-") as place:
-            env = {**paths.lab_env(self.server.engine_env()), "MOOR_DIR": place, "MOOR_CONFIG": "{}", "LD_PRELOAD": self.build.preload}
+            env = self.server.engine_env(paths.lab_env())
+            env.update(MOOR_DIR=place, MOOR_CONFIG="{}", LD_PRELOAD=self.build.preload)
             got = subprocess.run([self.python, "-c", code], env=env, capture_output=True, text=True, timeout=300)
         require(got.returncode == 0, f"{got.stdout[-500:]}{got.stderr[-1500:]}")
         return got.stdout
@@ -290,6 +303,16 @@ class Lab:
         require(tally.pairs > 0, "nothing was compared")
         require(tally.mismatches == 0, f"{tally.mismatches} of {tally.pairs} pairs differ: {detail}")
         require(tally.ties * 1000 <= tally.pairs, f"{tally.ties} of {tally.pairs} pairs differ by ties: too many to be such")
+
+    def expect_dense_layers_empty(self, record):
+        """In the model's layout every layer has its column, and a dense layer's is 0."""
+        import numpy as np
+
+        layers, moe, _, _ = models.shape(self.model())
+        full = np.asarray(record.array(layers="model"))
+        require(full.shape[1] == layers, f"the model's layout has {full.shape[1]} layers, not {layers}")
+        dense = [i for i in range(layers) if i not in moe]
+        require(not full[:, dense].any(), f"the columns of the dense layers {dense} are not 0 in the model's layout")
 
     # ---- numbers
     def stats(self):

@@ -126,9 +126,9 @@ class EngineProcess:
                 pass
             time.sleep(0.2)
 
-    def engine_env(self):
-        """What the engine needs to run here at all, beyond the environment of any process."""
-        return {}
+    def engine_env(self, env):
+        """`env`, with what the engine needs to run here at all added."""
+        return env
 
     # ---- use
     def is_up(self):

@@ -163,18 +163,18 @@ class Server(server.EngineProcess):
             command.append("--enable-return-routed-experts")
         return command
 
-    def engine_env(self):
-        return paths.add_to_pythonpath(dict(SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1"), SHIM)
+    def engine_env(self, env):
+        env.update(SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
+        return paths.add_to_pythonpath(env, SHIM)
 
     def _env(self):
-        env = super()._env()
-        env.update(SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
+        env = self.engine_env(super()._env())
         if self.tp > 1:
             cpus = sorted(os.sched_getaffinity(0))[:self.tp]
             env.update(SGLANG_CPU_OMP_THREADS_BIND="|".join(map(str, cpus)), SGLANG_NCCL_SO_PATH="/nonexistent/libnccl.so")
         if self.moor is not None:
             env["MOOR_CONFIG"] = json.dumps(self.moor)
-        return paths.add_to_pythonpath(env, SHIM)
+        return env
 
     def client(self, timeout=300.0):
         return Client(self.port, timeout=timeout, model=self.model, tp=self.tp)
