@@ -65,7 +65,8 @@ typedef struct moor_wire_welcome {
     uint32_t version, store_index;
     uint32_t layers, top_k, num_experts, model_layers, dtype, row_bytes;
     uint64_t arena_bytes;
-    uint32_t nonce, reserved; /* nonce: random, of this store's life; part of every ref */
+    uint32_t nonce;  /* random, of this store's life; part of every ref */
+    uint32_t stages; /* of the pipeline that this store is one of; it is number store_index % stages */
 } moor_wire_welcome;
 
 typedef struct moor_wire_open {

@@ -12,15 +12,13 @@
 #include <unistd.h>
 
 #include "../allocator/locks.h"
+#include "deadline.h"
 #include "wire.h"
 
 enum {
     SETTLED_MS = 100, /* coarser than any clock that files are stamped by */
     LOOK_MS = 20,     /* how often attach looks again */
-    ASK_MIN_MS = 1,   /* how often several stores are asked again: from … to */
-    ASK_MAX_MS = 10,
-    SLICE_S = 1, /* an open waits at a store at most this long before new stores are looked for */
-    ANSWER_S = 5 /* a store that does not answer for so long after it should is given up */
+    ANSWER_S = 5      /* a store that does not answer for so long after it should is given up */
 };
 
 struct moor_client {
@@ -34,21 +32,6 @@ struct moor_client {
     void *visit;
     void (*end_visit)(void *visit);
 };
-
-static uint64_t deadline_of(double timeout)
-{
-    if (!(timeout > 0))
-        return moor_now_ns();
-    return moor_now_ns() + (timeout > 1e9 ? (uint64_t)1e18 : (uint64_t)(timeout * 1e9));
-}
-
-static void sleep_ms(long ms, uint64_t deadline_ns)
-{
-    uint64_t now_ns = moor_now_ns(), ns = (uint64_t)ms * 1000000;
-    if (deadline_ns > now_ns && deadline_ns - now_ns < ns)
-        ns = deadline_ns - now_ns;
-    nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
-}
 
 /* ---- the table of connections ----------------------------------------------------------------------------------- */
 
@@ -196,7 +179,7 @@ moor_status moor_client_make(const moor_located *where, double patience, moor_cl
 
 moor_status moor_attach(const char *instance, const char *dir, double timeout, moor_client **out)
 {
-    uint64_t deadline_ns = deadline_of(timeout);
+    uint64_t deadline_ns = moor_deadline_of(timeout);
     if (!out)
         return moor_fail(MOOR_E_INVALID, "attach: out is NULL");
     for (;;) {
@@ -207,7 +190,7 @@ moor_status moor_attach(const char *instance, const char *dir, double timeout, m
         /* CLOSED, NOT_FOUND: it is going, or not there yet. */
         if ((status != MOOR_E_NOT_FOUND && status != MOOR_E_CLOSED) || moor_now_ns() >= deadline_ns)
             return status;
-        sleep_ms(LOOK_MS, deadline_ns);
+        moor_sleep_ms(LOOK_MS, deadline_ns);
     }
 }
 
@@ -272,252 +255,6 @@ void *moor_client_set_visit(moor_client *client, void *visit, void (*end)(void *
     return stays;
 }
 
-/* ---- open ------------------------------------------------------------------------------------------------------- */
-
-/* What is asked for: an id, and how. */
-struct request {
-    uint16_t type;
-    const char *id;
-    uint32_t id_len;
-    moor_wire_open open;
-};
-
-/* One store, waiting there up to timeout_ns. */
-static moor_status ask(const moor_client *client, moor_connection *connection, const struct request *request,
-                       uint64_t timeout_ns, moor_record ***records, uint32_t *n)
-{
-    moor_wire_open open = request->open;
-    void *payload = NULL;
-    size_t size;
-    open.timeout_ns = timeout_ns;
-    moor_status status =
-        moor_connection_call(connection, request->type, &open, sizeof(open), request->id, request->id_len,
-                             moor_now_ns() + timeout_ns + client->patience_ns, &payload, &size);
-    if (!status)
-        status = moor_records_from_reply(connection, payload, size, records, n);
-    free(payload);
-    return status;
-}
-
-struct found {
-    moor_record **records;
-    uint32_t n;
-    moor_connection *waits; /* it knows the id, but has not sealed it; no reference of its own */
-    moor_status status;     /* when nothing was found: the best reason */
-    char text[MOOR_ERROR_TEXT];
-};
-
-static void found_drop(struct found *found)
-{
-    for (uint32_t i = 0; i < found->n; i++)
-        moor_record_release(found->records[i]);
-    free(found->records);
-    found->records = NULL;
-    found->n = 0;
-}
-
-static void found_reason(struct found *found, moor_status status)
-{
-    found->status = status;
-    snprintf(found->text, sizeof(found->text), "%s", moor_last_error());
-}
-
-/* Adds what one more store has. */
-static moor_status found_add(struct found *found, moor_record **records, uint32_t n)
-{
-    if (!found->n) {
-        free(found->records);
-        found->records = records;
-        found->n = n;
-        return MOOR_OK;
-    }
-    moor_record **grown = realloc(found->records, (found->n + n + 1) * sizeof(*grown));
-    if (!grown) {
-        for (uint32_t i = 0; i < n; i++)
-            moor_record_release(records[i]);
-        free(records);
-        return moor_fail(MOOR_E_NOMEM, "no memory for %u records", found->n + n);
-    }
-    found->records = grown;
-    memcpy(grown + found->n, records, n * sizeof(*grown));
-    found->n += n;
-    free(records);
-    return MOOR_OK;
-}
-
-/* Asks every store once. wait_ns: how long the only store, or the one that has the request, is waited on. Anything but OK,
- * NOT_FOUND, TIMEOUT and CLOSED is final. */
-static moor_status ask_all(moor_client *client, const struct request *request, uint64_t wait_ns, struct found *found)
-{
-    moor_connection *connections[MOOR_CLIENT_STORES];
-    uint32_t n = take_all(client, connections);
-    moor_status final = MOOR_OK;
-    moor_connection *waits = found->waits;
-    found->waits = NULL;
-    found->status = MOOR_E_NOT_FOUND;
-    if (n == 0)
-        snprintf(found->text, sizeof(found->text), "instance \"%s\" has no store yet: request %.*s is not known",
-                 client->where.name, (int)request->id_len, request->id);
-    for (uint32_t i = 0; i < n && !final; i++) {
-        moor_record **records;
-        uint32_t count;
-        int may_wait = n == 1 || connections[i] == waits;
-        moor_status status = ask(client, connections[i], request, may_wait ? wait_ns : 0, &records, &count);
-        if (status == MOOR_OK) {
-            final = found_add(found, records, count);
-        } else if (status == MOOR_E_TIMEOUT) {
-            found->waits = connections[i];
-            found_reason(found, status);
-        } else if (status == MOOR_E_NOT_FOUND || status == MOOR_E_CLOSED) {
-            if (found->status == MOOR_E_NOT_FOUND)
-                found_reason(found, status);
-        } else {
-            final = status;
-        }
-    }
-    give_all(connections, n);
-    if (final)
-        return final;
-    return found->n ? MOOR_OK : found->status;
-}
-
-/* Until it is found, refused, or the deadline passed. */
-static moor_status find(moor_client *client, const struct request *request, double timeout, struct found *found)
-{
-    uint64_t deadline_ns = deadline_of(timeout);
-    long pause_ms = ASK_MIN_MS;
-    for (;;) {
-        uint64_t now_ns = moor_now_ns(), wait_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
-        moor_status status = refresh(client);
-        if (status)
-            return status;
-        if (wait_ns > SLICE_S * 1000000000ull)
-            wait_ns = SLICE_S * 1000000000ull;
-        status = ask_all(client, request, wait_ns, found);
-        if (status != MOOR_E_TIMEOUT && status != MOOR_E_NOT_FOUND && status != MOOR_E_CLOSED) {
-            if (status)
-                found_drop(found);
-            return status;
-        }
-        if (moor_now_ns() >= deadline_ns)
-            return moor_fail(status, "%s", found->text);
-        if (!found->waits) {
-            sleep_ms(pause_ms, deadline_ns);
-            pause_ms = pause_ms * 2 > ASK_MAX_MS ? ASK_MAX_MS : pause_ms * 2;
-        }
-    }
-}
-
-static moor_status check_open(const moor_client *client, const char *what, const char *id, uint32_t id_len,
-                              const void *out)
-{
-    moor_status status = moor_client_check(client, what);
-    if (!status && (!out || !id || !id_len))
-        status = moor_fail(MOOR_E_INVALID, "%s: out or id is NULL, or id is empty", what);
-    if (!status && id_len > MOOR_WIRE_LIMIT - sizeof(moor_wire_header) - sizeof(moor_wire_open))
-        status = moor_fail(MOOR_E_INVALID, "%s: an id of %u bytes", what, id_len);
-    return status;
-}
-
-static moor_status ambiguous(struct found *found, const char *id, uint32_t id_len)
-{
-    char text[MOOR_ERROR_TEXT - 128];
-    size_t used = 0;
-    text[0] = 0;
-    for (uint32_t i = 0; i < found->n && used < sizeof(text); i++) {
-        moor_record_info info = MOOR_RECORD_INFO_INIT;
-        moor_record_get_info(found->records[i], &info);
-        int n = snprintf(text + used, sizeof(text) - used, "%s%s (store %u)", i ? ", " : "", info.request_id,
-                         info.store_index);
-        used += n > 0 ? (size_t)n : 0;
-    }
-    found_drop(found);
-    return moor_fail(MOOR_E_AMBIGUOUS, "id %.*s means several records: %s", (int)(id_len > 96 ? 96 : id_len), id, text);
-}
-
-moor_status moor_open(moor_client *client, const char *id, uint32_t id_len, double timeout, uint32_t flags,
-                      uint64_t rows, moor_record **out)
-{
-    struct request request = {MOOR_WIRE_OPEN, id, id_len, {.rows = rows, .flags = flags, .id_len = id_len}};
-    struct found found = {.n = 0};
-    moor_status status = check_open(client, "open", id, id_len, out);
-    if (!status)
-        status = find(client, &request, timeout, &found);
-    if (status)
-        return status;
-    if (found.n > 1)
-        return ambiguous(&found, id, id_len);
-    *out = found.records[0];
-    free(found.records);
-    return MOOR_OK;
-}
-
-static int by_index(const void *a, const void *b)
-{
-    uint32_t x = moor_record_alias_index(*(moor_record *const *)a),
-             y = moor_record_alias_index(*(moor_record *const *)b);
-    return (x > y) - (x < y);
-}
-
-moor_status moor_open_all(moor_client *client, const char *id, uint32_t id_len, double timeout, moor_record ***out,
-                          uint32_t *n)
-{
-    struct request request = {MOOR_WIRE_OPEN_ALL, id, id_len, {.id_len = id_len}};
-    struct found found = {.n = 0};
-    moor_status status = check_open(client, "open_all", id, id_len, out);
-    if (!status && !n)
-        status = moor_fail(MOOR_E_INVALID, "open_all: n is NULL");
-    if (!status)
-        status = find(client, &request, timeout, &found);
-    if (status)
-        return status;
-    qsort(found.records, found.n, sizeof(moor_record *), by_index);
-    *out = found.records;
-    *n = found.n;
-    return MOOR_OK;
-}
-
-void moor_records_free(moor_record **records, uint32_t n)
-{
-    (void)n;
-    free(records);
-}
-
-moor_status moor_client_open_handle(moor_client *client, uint32_t store_index, uint32_t nonce, moor_handle handle,
-                                    moor_record **out)
-{
-    moor_connection *connections[MOOR_CLIENT_STORES];
-    moor_wire_handle message = {.handle = handle};
-    moor_record **records = NULL;
-    void *payload = NULL;
-    size_t size;
-    moor_status status = refresh(client);
-    if (status)
-        return status;
-    uint32_t n = take_all(client, connections), count = 0, i = 0;
-    while (i < n && moor_connection_shape(connections[i])->store_index != store_index)
-        i++;
-    if (i == n)
-        status = moor_fail(MOOR_E_CLOSED, "instance \"%s\" has no store %u", client->where.name, store_index);
-    else if (moor_connection_shape(connections[i])->nonce != nonce)
-        status =
-            moor_fail(MOOR_E_STALE, "the ref is of an earlier life of store %u of instance \"%s\" (%08x, now %08x)",
-                      store_index, client->where.name, nonce, moor_connection_shape(connections[i])->nonce);
-    else
-        status = moor_connection_call(connections[i], MOOR_WIRE_OPEN_HANDLE, &message, sizeof(message), NULL, 0,
-                                      moor_now_ns() + client->patience_ns, &payload, &size);
-    if (!status)
-        status = moor_records_from_reply(connections[i], payload, size, &records, &count);
-    if (!status && count != 1)
-        status = moor_fail(MOOR_E_CORRUPT, "store %u answered with %u records", store_index, count);
-    if (!status)
-        *out = records[0];
-    free(records);
-    free(payload);
-    give_all(connections, n);
-    return status;
-}
-
 /* ---- the rest --------------------------------------------------------------------------------------------------- */
 
 moor_status moor_client_take(moor_client *client, moor_connection *out[MOOR_CLIENT_STORES], uint32_t *n)
@@ -538,36 +275,6 @@ uint64_t moor_client_patience_ns(const moor_client *client)
     return client->patience_ns;
 }
 
-moor_status moor_client_truncate_within(moor_client *client, const char *id, uint32_t id_len, uint64_t rows,
-                                        uint64_t min_rows)
-{
-    moor_connection *connections[MOOR_CLIENT_STORES];
-    moor_wire_truncate message = {.rows = rows, .min_rows = min_rows, .id_len = id_len};
-    moor_status status = check_open(client, "truncate", id, id_len, client);
-    if (!status)
-        status = refresh(client);
-    if (status)
-        return status;
-    uint32_t n = take_all(client, connections);
-    status = n ? MOOR_OK : moor_fail(MOOR_E_NOT_FOUND, "instance \"%s\" has no store", client->where.name);
-    for (uint32_t i = 0; i < n; i++) {
-        void *payload = NULL;
-        size_t size;
-        status = moor_connection_call(connections[i], MOOR_WIRE_TRUNCATE, &message, sizeof(message), id, id_len,
-                                      moor_now_ns() + client->patience_ns, &payload, &size);
-        free(payload);
-        if (status != MOOR_E_NOT_FOUND)
-            break;
-    }
-    give_all(connections, n);
-    return status;
-}
-
-moor_status moor_client_truncate(moor_client *client, const char *id, uint32_t id_len, uint64_t rows)
-{
-    return moor_client_truncate_within(client, id, id_len, rows, 0);
-}
-
 moor_status moor_client_store_stats(moor_client *client, double timeout, char **json)
 {
     moor_connection *connections[MOOR_CLIENT_STORES];
@@ -575,7 +282,7 @@ moor_status moor_client_store_stats(moor_client *client, double timeout, char **
     moor_status status = refresh(client);
     if (status)
         return status;
-    uint64_t deadline_ns = deadline_of(timeout);
+    uint64_t deadline_ns = moor_deadline_of(timeout);
     uint32_t n = take_all(client, connections);
     moor_wire_put(&text, "[", 1);
     for (uint32_t i = 0; i < n && !status; i++) {

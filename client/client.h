@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * client.h — the consumer's side of an instance: attach, find the stores, open records by id.
+ * client.h — the consumer's side of an instance: attach and find the stores (client.c), open records by id (open.c).
  *
  * Called by hosts through the ABI, and by plugin/visit.c and plugin/status.c. A moor_client owns one connection per store of
  * the instance, made when first needed and again when a store's process was replaced. A mutex protects the table of connections
@@ -8,7 +8,8 @@
  * everything returns MOOR_E_FORKED.
  *
  * With one store an open waits on the store's side. With several (data-parallel replicas) each is asked; the one that knows
- * the id but has not sealed it is waited on, and while none knows it they are asked again every few milliseconds.
+ * the id but has not sealed it is waited on, and while none knows it they are asked again every few milliseconds. What pipeline stages
+ * have of a record is one record (stages.h).
  */
 #ifndef MOOR_CLIENT_H
 #define MOOR_CLIENT_H
@@ -30,8 +31,6 @@ moor_status moor_client_truncate_within(moor_client *client, const char *id, uin
                                         uint64_t min_rows);
 
 /* ---- inside libmoor ---- */
-
-enum { MOOR_CLIENT_STORES = 64 };
 
 /* Attaches to what moor_locate found, without waiting for it. patience: seconds after which a store that does not answer is
  * given up (5 for moor_attach). */

@@ -233,7 +233,8 @@ static moor_status take_welcome(moor_connection *connection, moor_wire_reader re
     if (!moor_wire_get(&reader, (char *)&welcome + 4, sizeof(welcome) - 4) ||
         reader.left != (size_t)welcome.layers * sizeof(int32_t) || !welcome.layers || !welcome.top_k ||
         (welcome.dtype != MOOR_DTYPE_U8 && welcome.dtype != MOOR_DTYPE_U16) ||
-        welcome.row_bytes != (uint64_t)welcome.layers * welcome.top_k * welcome.dtype)
+        welcome.row_bytes != (uint64_t)welcome.layers * welcome.top_k * welcome.dtype ||
+        welcome.stages > MOOR_CLIENT_STORES)
         return moor_fail(MOOR_E_CORRUPT, "store %u: a greeting of %zu bytes that does not add up", shape->store_index,
                          reader.left);
     shape->layers = welcome.layers;
@@ -243,6 +244,8 @@ static moor_status take_welcome(moor_connection *connection, moor_wire_reader re
     shape->dtype = welcome.dtype; /* MOOR_DTYPE_U8 and _U16 are their own width in bytes */
     shape->row_bytes = welcome.row_bytes;
     shape->nonce = welcome.nonce;
+    shape->stages = welcome.stages ? welcome.stages : 1; /* 0: a store of an earlier version */
+    shape->stage = shape->store_index % shape->stages;
     connection->layer_ids = malloc(reader.left);
     if (!connection->layer_ids)
         return moor_fail(MOOR_E_NOMEM, "no memory for the list of layers");

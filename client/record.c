@@ -10,15 +10,6 @@
 
 enum { CALL_S = 5 };
 
-struct moor_record {
-    moor_connection *connection;
-    pid_t pid;
-    uint32_t index;
-    moor_record_info info;
-    /* Arrays and strings that info points to, in the same allocation: segments, versions, labels, id, session id. */
-    _Alignas(8) unsigned char space[];
-};
-
 /* ---- from the wire ---------------------------------------------------------------------------------------------- */
 
 /* One view, its parts still on the wire. */
@@ -116,6 +107,7 @@ static moor_status make_record(moor_connection *connection, const struct parts *
     moor_segment *segments = (moor_segment *)(void *)record->space;
     moor_version_run *versions = (moor_version_run *)(void *)(record->space + segments_size);
     char *labels = (char *)versions + versions_size, *id = labels + labels_size, *session = id + parts->head.id_len + 1;
+    memset(record, 0, sizeof(*record));
     record->connection = connection;
     record->pid = getpid();
     record->index = parts->head.index;
@@ -197,6 +189,10 @@ static moor_status check(const moor_record *record, const char *what)
 moor_status moor_record_home(const moor_record *record, moor_connection **connection, uint64_t *handle)
 {
     moor_status status = check(record, "session_insert");
+    if (!status && !record->connection)
+        status = moor_fail(MOOR_E_UNSUPPORTED,
+                           "session_insert: request %s was recorded by %u pipeline stages, a session is in one store",
+                           record->info.request_id, record->n_parts);
     if (status)
         return status;
     *connection = record->connection;
@@ -309,31 +305,49 @@ moor_status moor_record_copy(const moor_record *record, uint64_t start, uint64_t
     return MOOR_OK;
 }
 
+/* Appends one store's ref, cut off where the buffer ends; *used counts what it needs. */
+static void put_ref(const moor_record *record, const char *host, char *buf, size_t size, size_t *used)
+{
+    const moor_record_info *info = &record->info;
+    const moor_shape *shape = moor_connection_shape(record->connection);
+    char *at = buf && *used < size ? buf + *used : NULL;
+    int n = snprintf(at, at ? size - *used : 0, "%smoor1:%s:%s:%u.%08x:%016llx:%s:%llux%ux%u", *used ? "+" : "", host,
+                     shape->instance, shape->store_index, shape->nonce, (unsigned long long)info->handle,
+                     info->dtype == MOOR_DTYPE_U8 ? "u8" : "u16", (unsigned long long)info->rows, info->layers,
+                     info->top_k);
+    *used += (size_t)n;
+}
+
 moor_status moor_record_ref(const moor_record *record, char *buf, size_t size)
 {
     char host[256] = "";
+    size_t used = 0;
     moor_status status = check(record, "record_ref");
     if (status)
         return status;
-    const moor_record_info *info = &record->info;
-    const moor_shape *shape = moor_connection_shape(record->connection);
     gethostname(host, sizeof(host) - 1);
-    int n = snprintf(NULL, 0, "moor1:%s:%s:%u.%08x:%016llx:%s:%llux%ux%u", host, shape->instance, shape->store_index,
-                     shape->nonce, (unsigned long long)info->handle, info->dtype == MOOR_DTYPE_U8 ? "u8" : "u16",
-                     (unsigned long long)info->rows, info->layers, info->top_k);
-    if (!buf || (size_t)n >= size)
-        return moor_fail(MOOR_E_INVALID, "record_ref: the text needs %d bytes, the buffer has %zu", n + 1,
-                         buf ? size : 0);
-    snprintf(buf, size, "moor1:%s:%s:%u.%08x:%016llx:%s:%llux%ux%u", host, shape->instance, shape->store_index,
-             shape->nonce, (unsigned long long)info->handle, info->dtype == MOOR_DTYPE_U8 ? "u8" : "u16",
-             (unsigned long long)info->rows, info->layers, info->top_k);
-    return MOOR_OK;
+    for (uint32_t i = 0; i < record->n_parts; i++)
+        put_ref(record->parts[i], host, buf, size, &used);
+    if (!record->n_parts)
+        put_ref(record, host, buf, size, &used);
+    if (buf && used < size)
+        return MOOR_OK;
+    return moor_fail(MOOR_E_INVALID, "record_ref: the text needs %zu bytes, the buffer has %zu", used + 1,
+                     buf ? size : 0);
 }
 
 /* ---- ownership -------------------------------------------------------------------------------------------------- */
 
+/* Every stage is told, also when one of them refuses: what could be freed is. */
 static moor_status call_by_handle(moor_record *record, uint16_t type, uint32_t value)
 {
+    moor_status first = MOOR_OK;
+    for (uint32_t i = 0; i < record->n_parts; i++) {
+        moor_status of_part = call_by_handle(record->parts[i], type, value);
+        first = first ? first : of_part;
+    }
+    if (record->n_parts)
+        return first;
     moor_wire_handle message = {.handle = record->info.handle, .value = value};
     void *payload = NULL;
     size_t n;
@@ -359,7 +373,12 @@ void moor_record_release(moor_record *record)
 {
     if (!record || record->pid != getpid())
         return;
-    moor_connection_post_release(record->connection, record->info.handle);
-    moor_connection_release(record->connection);
+    if (record->connection) {
+        moor_connection_post_release(record->connection, record->info.handle);
+        moor_connection_release(record->connection);
+    }
+    for (uint32_t i = 0; i < record->n_parts; i++)
+        moor_record_release(record->parts[i]);
+    free(record->rows);
     free(record);
 }

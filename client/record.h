@@ -12,6 +12,19 @@
 #include "connection.h"
 #include "wire.h"
 
+struct moor_record {
+    moor_connection *connection; /* NULL: of parts */
+    pid_t pid;
+    uint32_t index;
+    moor_record_info info;
+    /* What pipeline stages have of it (stages.h), each a record of its own, and the rows put together. */
+    moor_record **parts;
+    uint32_t n_parts;
+    void *rows;
+    /* Arrays and strings that info points to, in the same allocation: segments, versions, labels, id, session id. */
+    _Alignas(8) unsigned char space[];
+};
+
 /* A reply's views → records. Everything in it is checked against the shape of the store; MOOR_E_CORRUPT names what is off.
  * *out: malloc'ed array of *n. On failure the leases of all views that could be read are given back. */
 moor_status moor_records_from_reply(moor_connection *connection, const void *payload, size_t size, moor_record ***out,

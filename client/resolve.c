@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "client.h"
+#include "stages.h"
 
 /* A cached client. Counted: a thread that found its server gone replaces it while others still call it. */
 struct cached {
@@ -159,13 +160,12 @@ static moor_status check_shape(const moor_ref *ref, moor_record *record)
                      ref->layers, ref->top_k, ref->dtype, info.request_id, info.layers, info.top_k, info.dtype);
 }
 
-moor_status moor_resolve(const char *ref_text, size_t ref_len, double timeout, moor_record **out)
+/* One store's ref. */
+static moor_status resolve_one(const char *ref_text, size_t ref_len, double timeout, moor_record **out)
 {
     char host[256] = "";
     moor_ref ref;
     moor_record *record = NULL;
-    if (!out)
-        return moor_fail(MOOR_E_INVALID, "resolve: out is NULL");
     moor_status status = moor_ref_parse(ref_text, ref_len, &ref);
     if (status)
         return status;
@@ -190,4 +190,33 @@ moor_status moor_resolve(const char *ref_text, size_t ref_len, double timeout, m
     if (!status)
         *out = record;
     return status;
+}
+
+moor_status moor_resolve(const char *ref, size_t ref_len, double timeout, moor_record **out)
+{
+    moor_record *parts[MOOR_CLIENT_STORES];
+    uint32_t n = 0;
+    moor_status status = MOOR_OK;
+    if (!out || !ref)
+        return moor_fail(MOOR_E_INVALID, "resolve: out or the ref is NULL");
+    for (size_t at = 0; !status && at <= ref_len;) { /* of pipeline stages one each, with "+" between them */
+        const char *plus = memchr(ref + at, '+', ref_len - at);
+        size_t length = plus ? (size_t)(plus - ref) - at : ref_len - at;
+        if (n == MOOR_CLIENT_STORES)
+            status = moor_fail(MOOR_E_INVALID, "resolve: a ref of more than %d stores", MOOR_CLIENT_STORES);
+        else if (!(status = resolve_one(ref + at, length, timeout, &parts[n])))
+            n++;
+        at += length + 1;
+    }
+    if (!status)
+        status = moor_stages_join(parts, &n);
+    if (!status && n != 1)
+        status = moor_fail(MOOR_E_INVALID, "resolve: a ref of %u records", n);
+    if (!status) {
+        *out = parts[0];
+        return MOOR_OK;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        moor_record_release(parts[i]);
+    return status == MOOR_E_TIMEOUT ? MOOR_E_INVALID : status; /* nothing is waited for: the ref lacks a stage */
 }

@@ -10,14 +10,23 @@
 
 /* ---- the object ---- */
 
-/* The gate waits for stored records by the id that it admitted, which may be the core's or any alias. */
+/* The gate waits for stored records by the id that it admitted, which may be the core's or any alias. It counts records, so of several
+ * pipeline stages one tells it: the last, which has a step's rows when the others have them. */
 static void tell_gate(void *user, const moor_sealed_event *event)
 {
     moor_store *store = user;
     moor_hash128 none = {0, 0};
+    if (store->store_index % store->stages != store->stages - 1)
+        return;
     for (uint32_t i = 0; i < event->n_ids; i++)
         if (moor_gate_record_stored(store->process->state, event->ids[i], none, event->rows))
             return;
+}
+
+static uint32_t stages_of(const moor_store_args *args)
+{
+    int told = args->size >= offsetof(moor_store_args, reserved0);
+    return told && args->stages ? args->stages : 1;
 }
 
 static moor_status check_args(const moor_store_args *args)
@@ -30,6 +39,9 @@ static moor_status check_args(const moor_store_args *args)
     if (args->dp_rank >= args->dp_size || args->tp_rank >= args->tp_size)
         return moor_fail(MOOR_E_INVALID, "store_open: data parallel rank %u of %u, tensor parallel rank %u of %u",
                          args->dp_rank, args->dp_size, args->tp_rank, args->tp_size);
+    if (stages_of(args) > MOOR_MAX_STORES)
+        return moor_fail(MOOR_E_INVALID, "store_open: %u pipeline stages, an instance has %d stores", stages_of(args),
+                         MOOR_MAX_STORES);
     return MOOR_OK;
 }
 
@@ -49,9 +61,10 @@ moor_status moor_recorder_create(moor_process *process, const moor_store_args *a
                           .dp_rank = args->dp_rank,
                           .tp_size = args->tp_size,
                           .tp_rank = args->tp_rank,
+                          .stages = stages_of(args),
                           .pid = process->pid};
     const moor_config_values *values = &process->config;
-    uint64_t arena_bytes = args->size >= offsetof(moor_store_args, reserved) ? args->arena_bytes : 0;
+    uint64_t arena_bytes = args->size >= offsetof(moor_store_args, stages) ? args->arena_bytes : 0;
     moor_records_config config = {.arena_bytes = arena_bytes ? arena_bytes : values->arena_bytes,
                                   .layers = args->layers,
                                   .top_k = args->top_k,

@@ -18,7 +18,7 @@
 struct moor_store {
     moor_process *process;
     moor_records *records;
-    uint32_t store_index, dp_size, dp_rank, tp_size, tp_rank;
+    uint32_t store_index, dp_size, dp_rank, tp_size, tp_rank, stages;
     pid_t pid;
     void *server; /* plugin/server.c's part */
 };

@@ -18,7 +18,8 @@ void moor_peer_put_welcome(moor_wire_buffer *payload, const moor_peer_home *home
                                  .dtype = moor_records_dtype(store->records),
                                  .row_bytes = moor_records_row_bytes(store->records),
                                  .arena_bytes = moor_records_arena_bytes(store->records),
-                                 .nonce = home->nonce};
+                                 .nonce = home->nonce,
+                                 .stages = store->stages};
     moor_wire_put(payload, &welcome, sizeof(welcome));
     moor_wire_put(payload, home->layer_ids, home->layers * sizeof(int32_t));
 }

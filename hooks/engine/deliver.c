@@ -77,7 +77,7 @@ PyObject *moor_deliver_ref(const moor_delivery *d)
     moor_record *record = open_record(d, MOOR_OPEN_PREFIX);
     if (!record)
         return NULL;
-    char text[512];
+    char text[8192]; /* of 64 pipeline stages at most */
     moor_status status = rt->api->record_ref(record, text, sizeof(text));
     Py_BEGIN_ALLOW_THREADS
     rt->api->record_release(record);

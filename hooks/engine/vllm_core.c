@@ -17,9 +17,20 @@ int moor_vllm_core_init(moor_jp_call *call)
     return moor_vllm_join(MOOR_ROLE_CORE, moor_jp_param(call, 0)) < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
 }
 
-static uint32_t data_parallel_rank(PyObject *scheduler)
+/* Each pipeline stage of this replica has a store, and is told. Returns the first failure. */
+static moor_status seal_stages(PyObject *scheduler, const char *id, Py_ssize_t len, uint64_t rows, uint32_t flags)
 {
-    return (uint32_t)moor_py_int(scheduler, "vllm_config.parallel_config.data_parallel_rank", 0);
+    moor_runtime *rt = moor_runtime_get();
+    PyObject *parallel = moor_py_path(scheduler, "vllm_config.parallel_config");
+    uint32_t replica = (uint32_t)moor_py_int(parallel, "data_parallel_rank", 0),
+             stages = (uint32_t)moor_py_int(parallel, "pipeline_parallel_size", 1);
+    moor_status first = MOOR_OK;
+    Py_XDECREF(parallel);
+    for (uint32_t stage = 0; stage < stages; stage++) {
+        moor_status status = rt->api->seal(rt->process, replica * stages + stage, id, (uint32_t)len, rows, flags);
+        first = first ? first : status;
+    }
+    return first;
 }
 
 static int is_aborted(PyObject *request)
@@ -53,8 +64,7 @@ int moor_vllm_free_request_before(moor_jp_call *call)
     }
     moor_status status = MOOR_OK;
     if (text)
-        status = rt->api->seal(rt->process, data_parallel_rank(call->self), text, (uint32_t)len,
-                               rows > 0 ? (uint64_t)rows : 0, flags);
+        status = seal_stages(call->self, text, len, rows > 0 ? (uint64_t)rows : 0, flags);
     Py_XDECREF(id);
     if (status) {
         moor_runtime_raise(status, "seal");

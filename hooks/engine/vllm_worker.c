@@ -186,11 +186,25 @@ out:
     return result;
 }
 
-/* Only the first rank of a tensor-parallel group records: all of them route alike. */
-static int records_here(PyObject *parallel)
+/* Where this worker stands in its replica. vLLM numbers its workers stage by stage. */
+typedef struct place {
+    uint32_t replica, stages, stage;
+    int records; /* the first rank of its stage does: all of a tensor-parallel group route alike */
+} place;
+
+static place place_of(PyObject *vllm_config)
 {
-    long long tp = moor_py_int(parallel, "tensor_parallel_size", 1);
-    return moor_py_int(parallel, "rank", 0) % (tp > 0 ? tp : 1) == 0;
+    PyObject *parallel = moor_py_path(vllm_config, "parallel_config");
+    long long tp = moor_py_int(parallel, "tensor_parallel_size", 1), rank = moor_py_int(parallel, "rank", 0);
+    long long stages = moor_py_int(parallel, "pipeline_parallel_size", 1);
+    long long world = moor_py_int(parallel, "world_size", tp * stages);
+    place p = {.replica = (uint32_t)moor_py_int(parallel, "data_parallel_rank", 0),
+               .stages = stages > 1 ? (uint32_t)stages : 1,
+               .records = rank % (tp > 0 ? tp : 1) == 0};
+    if (stages > 1 && world >= stages)
+        p.stage = (uint32_t)(rank / (world / stages) % stages);
+    Py_XDECREF(parallel);
+    return p;
 }
 
 static int refuse_or_warn(const char *why)
@@ -203,15 +217,10 @@ static int bind_loaded(PyObject *runner, PyObject *model, PyObject *vllm_config)
 {
     if (moor_jp_wrap_attr(moor_vllm_jp("worker.load_weights"), model, "load_weights") < 0)
         PyErr_Clear(); /* a model without load_weights cannot be changed that way */
-    PyObject *parallel = moor_py_path(vllm_config, "parallel_config");
-    long long stages = moor_py_int(parallel, "pipeline_parallel_size", 1), rank = moor_py_int(parallel, "rank", 0);
-    int here = records_here(parallel);
-    Py_XDECREF(parallel);
     moor_runtime *rt = moor_runtime_get();
-    if (!rt->config.record_enabled || !here || (stages > 1 && rank > 0))
+    place here = place_of(vllm_config);
+    if (!rt->config.record_enabled || !here.records)
         return MOOR_JP_OK;
-    if (stages > 1) /* each stage has some of the layers: the others' would be zeros in the engine's field */
-        return refuse_or_warn("this version of Moor does not put the rows of pipeline stages together");
     PyObject *device = moor_py_path(runner, "device.type");
     const char *type = moor_py_text(device, NULL);
     int on_cpu = !type || strcmp(type, "cpu") == 0;
@@ -226,7 +235,9 @@ static int bind_loaded(PyObject *runner, PyObject *model, PyObject *vllm_config)
     moor_model_read_shape(model_config, &W.shape);
     Py_XDECREF(model_config);
     if (layers == 0)
-        return refuse_or_warn("no MoE router was found in the model");
+        return refuse_or_warn(here.stages > 1
+                                  ? "no MoE router was found in a pipeline stage: no request would have all rows"
+                                  : "no MoE router was found in the model");
     if (!W.shape.num_experts || !W.shape.top_k || !W.shape.model_layers)
         return refuse_or_warn(
             "the model's configuration does not say how many experts, experts per token or layers it has");
@@ -304,7 +315,9 @@ int moor_vllm_kv_cache_after(moor_jp_call *call)
     Py_XDECREF(groups);
     PyObject *config = moor_py_path(call->self, "vllm_config");
     moor_store_args args = MOOR_STORE_ARGS_INIT;
-    args.store_index = (uint32_t)moor_py_int(config, "parallel_config.data_parallel_rank", 0);
+    place here = place_of(config);
+    args.store_index = here.replica * here.stages + here.stage;
+    args.stages = here.stages;
     args.layers = W.layers;
     args.layer_ids = W.layer_ids;
     args.top_k = W.shape.top_k;
@@ -313,7 +326,7 @@ int moor_vllm_kv_cache_after(moor_jp_call *call)
     args.max_step_tokens = (uint32_t)moor_py_int(config, "scheduler_config.max_num_batched_tokens", 8192);
     args.max_requests = (uint32_t)moor_py_int(config, "scheduler_config.max_num_seqs", 256);
     args.dp_size = (uint32_t)moor_py_int(config, "parallel_config.data_parallel_size", 1);
-    args.dp_rank = args.store_index;
+    args.dp_rank = here.replica;
     args.tp_size = (uint32_t)moor_py_int(config, "parallel_config.tensor_parallel_size", 1);
     if (W.block_size > 0) {
         args.kv_blocks = (uint32_t)moor_py_int(kv, "num_blocks", 0);

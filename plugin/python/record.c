@@ -304,8 +304,8 @@ static PyObject *record_released(PyObject *self, void *Py_UNUSED(closure))
 /* Why rows are missing, as a list of names. */
 static PyObject *record_reasons(PyObject *self, void *Py_UNUSED(closure))
 {
-    static const char *const names[] = {"arena_full", "layer_missing", "prefix_unknown",
-                                        "short",      "step_failed",   "validation"};
+    static const char *const names[] = {"arena_full",  "layer_missing", "prefix_unknown", "short",
+                                        "step_failed", "validation",    "versions"};
     uint32_t bits = ((moor_py_record *)self)->reasons;
     PyObject *list = PyList_New(0);
     for (unsigned i = 0; list && i < sizeof(names) / sizeof(names[0]); i++) {
@@ -321,7 +321,7 @@ static PyObject *record_reasons(PyObject *self, void *Py_UNUSED(closure))
 
 static PyObject *record_ref(PyObject *self, void *Py_UNUSED(closure))
 {
-    char ref[512];
+    char ref[8192]; /* of 64 pipeline stages at most */
     moor_record *lease = moor_py_record_lease((moor_py_record *)self);
     if (!lease)
         return NULL;

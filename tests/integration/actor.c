@@ -24,6 +24,7 @@ static moor_store *store;
 static moor_client *client;
 static moor_record *records[MAX_RECORDS];
 static uint32_t n_records;
+static uint32_t columns[LAYERS] = {0, 1, 2}, n_columns = LAYERS; /* of the model's that the store has */
 
 /* The id that row `row` of request `id` has in a layer and place: two of a layer differ. */
 static uint8_t expert(const char *id, uint64_t row, uint32_t layer, uint32_t k)
@@ -71,15 +72,22 @@ static void weigh(unsigned long long mib)
     answer(MOOR_OK, NULL);
 }
 
-static void open_store(uint32_t index)
+/* stages, digits: a pipeline stage with these columns of the model. */
+static void open_store(uint32_t index, uint32_t stages, const char *digits)
 {
     static const int32_t layer_ids[LAYERS] = {1, 2, 4};
+    int32_t own_ids[LAYERS];
     moor_store_args args = MOOR_STORE_ARGS_INIT;
+    for (n_columns = 0; n_columns < LAYERS && digits[n_columns]; n_columns++) {
+        columns[n_columns] = (uint32_t)(digits[n_columns] - '0') % LAYERS;
+        own_ids[n_columns] = layer_ids[columns[n_columns]];
+    }
     args.store_index = index;
-    args.layers = LAYERS;
+    args.stages = stages;
+    args.layers = n_columns;
     args.top_k = TOP_K;
     args.num_experts = EXPERTS;
-    args.layer_ids = layer_ids;
+    args.layer_ids = own_ids;
     args.model_layers = MODEL_LAYERS;
     args.max_step_tokens = 4096;
     args.arena_bytes = 16u << 20;
@@ -92,9 +100,9 @@ static moor_status step(const char *id, uint64_t start, uint32_t rows)
     moor_step_request request = {.id = id, .id_len = (uint32_t)strlen(id), .count = rows, .start = start};
     uint8_t *ids = malloc((size_t)rows * TOP_K);
     moor_status status = api->step_begin(store, &request, 1);
-    for (uint32_t layer = 0; layer < LAYERS && !status; layer++) {
+    for (uint32_t layer = 0; layer < n_columns && !status; layer++) {
         for (uint32_t i = 0; i < rows * TOP_K; i++)
-            ids[i] = expert(id, start + i / TOP_K, layer, i % TOP_K);
+            ids[i] = expert(id, start + i / TOP_K, columns[layer], i % TOP_K);
         moor_ids capture = {.data = ids, .dtype = MOOR_DTYPE_U8, .tokens = rows, .top_k = TOP_K};
         status = api->capture(store, layer, &capture, NULL);
     }
@@ -108,6 +116,8 @@ static moor_status step(const char *id, uint64_t start, uint32_t rows)
 static const char *verify(const moor_record *record, const moor_record_info *info)
 {
     const char *name = info->request_id;
+    if (info->layers != LAYERS || info->layer_ids[0] != 1 || info->layer_ids[1] != 2 || info->layer_ids[2] != 4)
+        return "columns differ";
     for (uint32_t s = 0; s < info->n_segments; s++) {
         const uint8_t *at = info->segments[s].data;
         for (uint64_t row = 0; at && row < info->segments[s].rows; row++)
@@ -142,8 +152,9 @@ static void open_record(const char *id, double timeout)
     records[n_records++] = record;
     api->record_info(record, &info);
     const char *wrong = verify(record, &info);
-    snprintf(text, sizeof(text), "%s rows=%" PRIu64 " missing=%" PRIu64 " segments=%u versions=%u store=%u %s",
-             info.request_id, info.rows, info.missing_rows, info.n_segments, info.n_versions, info.store_index,
+    snprintf(text, sizeof(text),
+             "%s rows=%" PRIu64 " missing=%" PRIu64 " segments=%u versions=%u store=%u reasons=%u %s", info.request_id,
+             info.rows, info.missing_rows, info.n_segments, info.n_versions, info.store_index, info.reasons,
              *wrong ? wrong : "good");
     answer(MOOR_OK, text);
 }
@@ -298,9 +309,54 @@ static void stats(void)
 
 static void ref_of_last(void)
 {
-    char text[400];
+    char text[800];
     moor_status status = api->record_ref(records[n_records - 1], text, sizeof(text));
     answer(status, text);
+}
+
+/* 1: the word was a server's. */
+static int obey_server(const char *word, const char *a)
+{
+    unsigned long long x = 0, y = 0;
+    char id[128] = "", digits[LAYERS + 1] = "012";
+    if (!strcmp(word, "join"))
+        join(a ? a : "{}");
+    else if (!strcmp(word, "leave"))
+        api->process_leave(process), process = NULL, answer(MOOR_OK, NULL);
+    else if (!strcmp(word, "store") && (!a || sscanf(a, "%llu %llu %3s", &x, &y, digits) >= 1))
+        open_store((uint32_t)x, (uint32_t)y, digits);
+    else if (!strcmp(word, "close"))
+        api->store_close(store), store = NULL, answer(MOOR_OK, NULL);
+    else if (!strcmp(word, "step") && sscanf(a, "%127s %llu %llu", id, &x, &y) == 3)
+        answer(step(id, x, (uint32_t)y), NULL);
+    else if (!strcmp(word, "seal") && sscanf(a, "%127s %llu %llu", id, &x, &y) >= 2)
+        answer(api->seal(process, (uint32_t)y, id, (uint32_t)strlen(id), x, 0), NULL);
+    else if (!strcmp(word, "alias") && sscanf(a, "%127s %llu", id, &x) == 2)
+        answer(api->request_alias(store, id, (uint32_t)strlen(id), "http", 4, (uint32_t)x), NULL);
+    else if (!strcmp(word, "weights"))
+        answer(api->weights_touched(process, MOOR_WEIGHTS_RPC, "told to"), NULL);
+    else
+        return 0;
+    return 1;
+}
+
+/* 1: the word was about the record that was opened last. */
+static int obey_record(const char *word, const char *a)
+{
+    moor_record *last = n_records ? records[n_records - 1] : NULL;
+    if (!strcmp(word, "event"))
+        answer(api->record_event(last, (uint32_t)atoi(a)), NULL);
+    else if (!strcmp(word, "claim"))
+        answer(api->record_claim(last, (uint32_t)atoi(a)), NULL);
+    else if (!strcmp(word, "ref"))
+        ref_of_last();
+    else if (!strcmp(word, "insert")) {
+        moor_segment_args segment = MOOR_SEGMENT_ARGS_INIT;
+        segment.record = last;
+        answer(api->session_insert(client, a, (uint32_t)strlen(a), "key", 3, &segment), NULL);
+    } else
+        return 0;
+    return 1;
 }
 
 static int obey(char *line)
@@ -310,22 +366,10 @@ static int obey(char *line)
     double timeout = 0;
     if (!word)
         return 1;
-    if (!strcmp(word, "join"))
-        join(a ? a : "{}");
-    else if (!strcmp(word, "leave"))
-        api->process_leave(process), process = NULL, answer(MOOR_OK, NULL);
-    else if (!strcmp(word, "env"))
+    if (obey_server(word, a) || obey_record(word, a))
+        return 1;
+    if (!strcmp(word, "env"))
         answer(MOOR_OK, getenv(a) ? getenv(a) : "-");
-    else if (!strcmp(word, "store"))
-        open_store(a ? (uint32_t)atoi(a) : 0);
-    else if (!strcmp(word, "close"))
-        api->store_close(store), store = NULL, answer(MOOR_OK, NULL);
-    else if (!strcmp(word, "step") && sscanf(a, "%127s %llu %llu", id, &x, &y) == 3)
-        answer(step(id, x, (uint32_t)y), NULL);
-    else if (!strcmp(word, "seal") && sscanf(a, "%127s %llu %llu", id, &x, &y) >= 2)
-        answer(api->seal(process, (uint32_t)y, id, (uint32_t)strlen(id), x, 0), NULL);
-    else if (!strcmp(word, "alias") && sscanf(a, "%127s %llu", id, &x) == 2)
-        answer(api->request_alias(store, id, (uint32_t)strlen(id), "http", 4, (uint32_t)x), NULL);
     else if (!strcmp(word, "attach") && sscanf(a, "%127s %lf", id, &timeout) == 2)
         answer(api->attach(id[0] == '-' ? NULL : id, NULL, timeout, &client), NULL);
     else if (!strcmp(word, "detach"))
@@ -343,15 +387,13 @@ static int obey(char *line)
         while (n_records)
             api->record_release(records[--n_records]);
         answer(MOOR_OK, NULL);
-    } else if (!strcmp(word, "event"))
-        answer(api->record_event(records[n_records - 1], (uint32_t)atoi(a)), NULL);
+    } else if (!strcmp(word, "truncate") && sscanf(a, "%127s %llu", id, &x) == 2)
+        answer(api->client_truncate(client, id, (uint32_t)strlen(id), x), NULL);
     else if (!strcmp(word, "gate")) {
         moor_gate_status status = MOOR_GATE_STATUS_INIT;
         answer(api->client_gate(client, a, NULL, 1, &status), NULL);
     } else if (!strcmp(word, "race") && sscanf(a, "%127s %llu %llu", id, &x, &y) == 3)
         race_opens(id, (int)x, (int)y);
-    else if (!strcmp(word, "ref"))
-        ref_of_last();
     else if (!strcmp(word, "resolve"))
         resolve(a);
     else if (!strcmp(word, "stats"))

@@ -18,7 +18,8 @@ typedef struct host {
 
 static const int32_t layer_ids[] = {1, 2};
 
-static void host_open(host *h)
+/* stages: with so many the store is number RANK % stages of a pipeline. */
+static void host_open_stage(host *h, uint32_t stages)
 {
     memset(h, 0, sizeof(*h));
     h->process.state = calloc(1, sizeof(moor_state)); /* sparse */
@@ -36,7 +37,13 @@ static void host_open(host *h)
     args.dp_rank = RANK;
     args.tp_size = TP;
     args.store_index = RANK;
+    args.stages = stages;
     assert_status(moor_recorder_create(&h->process, &args, &h->store), MOOR_OK);
+}
+
+static void host_open(host *h)
+{
+    host_open_stage(h, 0);
 }
 
 static void host_close(host *h)
@@ -205,11 +212,11 @@ static void S1_6_rows_carry_the_epoch_of_their_step_and_mark_it_used(void **stat
     host_close(&h);
 }
 
-static void S4_2_a_stored_record_settles_the_ticket_of_its_alias(void **state)
+/* The request's only record is sealed in a store; returns what a drain says then. */
+static moor_status drain_with_stages(uint32_t stages)
 {
-    (void)state;
     host h;
-    host_open(&h);
+    host_open_stage(&h, stages);
     moor_ticket ticket = {0};
     assert_status(moor_gate_enter(&h.process, "http-0", 6, 1, 0, &ticket), MOOR_OK);
     assert_status(begin(&h, "http-0-12345678", 0, LOCAL), MOOR_OK);
@@ -222,8 +229,23 @@ static void S4_2_a_stored_record_settles_the_ticket_of_its_alias(void **state)
     assert_status(moor_gate_drain(&h.process, 0), MOOR_E_TIMEOUT); /* its record is not stored yet */
     assert_status(moor_seal(&h.process, RANK, "http-0-12345678", 15, LOCAL, 0), MOOR_OK);
     assert_int_equal(moor_records_drain(h.store->records), 1);
-    assert_status(moor_gate_drain(&h.process, 0), MOOR_OK);
+    moor_status status = moor_gate_drain(&h.process, 0);
     host_close(&h);
+    return status;
+}
+
+static void S4_2_a_stored_record_settles_the_ticket_of_its_alias(void **state)
+{
+    (void)state;
+    assert_status(drain_with_stages(1), MOOR_OK);
+}
+
+/* Else a request of two samples would be settled by two stages of the first. */
+static void S1_12_of_pipeline_stages_the_last_tells_the_gate(void **state)
+{
+    (void)state;
+    assert_status(drain_with_stages(RANK + 1), MOOR_OK);
+    assert_status(drain_with_stages(RANK + 2), MOOR_E_TIMEOUT);
 }
 
 static void a_forked_child_is_refused_and_seal_knows_its_stores(void **state)
@@ -253,6 +275,10 @@ static void a_forked_child_is_refused_and_seal_knows_its_stores(void **state)
     args.dp_rank = 0;
     args.store_index = 99;
     assert_status(moor_recorder_create(&h.process, &args, &store), MOOR_E_INVALID);
+    args.store_index = 0;
+    args.stages = MOOR_MAX_STORES + 1;
+    assert_status(moor_recorder_create(&h.process, &args, &store), MOOR_E_INVALID);
+    assert_text("65 pipeline stages");
     assert_null(store);
     host_close(&h);
 }
@@ -265,6 +291,7 @@ int main(void)
         cmocka_unit_test(S1_12_any_other_count_is_an_error_naming_the_numbers),
         cmocka_unit_test(S1_6_rows_carry_the_epoch_of_their_step_and_mark_it_used),
         cmocka_unit_test(S4_2_a_stored_record_settles_the_ticket_of_its_alias),
+        cmocka_unit_test(S1_12_of_pipeline_stages_the_last_tells_the_gate),
         cmocka_unit_test(a_forked_child_is_refused_and_seal_knows_its_stores),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

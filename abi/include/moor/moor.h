@@ -133,7 +133,7 @@ enum { MOOR_DTYPE_U8 = 1, MOOR_DTYPE_U16 = 2, MOOR_DTYPE_I16 = 3, MOOR_DTYPE_I32
 
 typedef struct moor_store_args {
     uint32_t size, version;
-    uint32_t store_index;     /* names store-<n>.sock; the data-parallel rank, or the pipeline stage's number */
+    uint32_t store_index;     /* names store-<n>.sock; the data-parallel rank * stages + the pipeline stage's number */
     uint32_t layers, top_k;   /* MoE layers (columns of a row), experts per token */
     uint32_t num_experts;     /* ≤ 256 → u8 rows, ≤ 65,536 → u16, more → MOOR_E_INVALID */
     const int32_t *layer_ids; /* [layers] the model's layer number of each column, ascending */
@@ -143,7 +143,10 @@ typedef struct moor_store_args {
     uint32_t max_requests;             /* hint */
     uint32_t dp_size, dp_rank, tp_size, tp_rank;
     uint64_t arena_bytes; /* 0 → configuration */
-    uint64_t reserved[8];
+    /* Pipeline stages of a replica (0 and 1: none). Each first rank of a stage has a store with the columns of its own layers, and is told the
+     * same steps and seals; store_index % stages is its number. Who opens a request gets the stages' columns as one record. */
+    uint32_t stages, reserved0;
+    uint64_t reserved[7];
 } moor_store_args;
 #define MOOR_STORE_ARGS_INIT                                                                                           \
     {                                                                                                                  \
@@ -222,8 +225,9 @@ enum {
     MOOR_REASON_PREFIX_UNKNOWN = 4,
     MOOR_REASON_SHORT = 8,
     MOOR_REASON_STEP_FAILED = 16,
-    MOOR_REASON_VALIDATION = 32
-}; /* why rows are missing, a bit set */
+    MOOR_REASON_VALIDATION = 32,
+    MOOR_REASON_VERSIONS = 64 /* pipeline stages recorded the row under different weight epochs */
+};                            /* why rows are missing, a bit set */
 
 typedef struct moor_record_info {
     uint32_t size, version;
@@ -468,7 +472,9 @@ typedef struct moor_api {
     moor_status (*attach)(const char *instance, const char *dir, double timeout, moor_client **out);
     void (*detach)(moor_client *client); /* records opened from it stay readable; their leases end here */
     const char *(*client_instance)(const moor_client *client);
-    /* Opens the sealed record that `id` means (core id, external id, HTTP id) and leases it. flags/rows: MOOR_OPEN_PREFIX. */
+    /* Opens the sealed record that `id` means (core id, external id, HTTP id) and leases it. flags/rows: MOOR_OPEN_PREFIX.
+     * Pipeline stages: waits until every stage has it sealed; the rows are put together in memory of the record's own, and events and
+     * claims go to every stage. A row that a stage lacks is missing. */
     moor_status (*open)(moor_client *client, const char *id, uint32_t id_len, double timeout, uint32_t flags,
                         uint64_t rows, moor_record **out);
     /* All records of an id, in index order. *out is an array of *n records, freed with records_free. */
@@ -482,8 +488,8 @@ typedef struct moor_api {
      * mask: NULL, or [stop-start] bytes, 1 = present; with mask NULL missing rows → MOOR_E_INCOMPLETE, nothing written. */
     moor_status (*record_copy)(const moor_record *record, uint64_t start, uint64_t stop, int model_layout,
                                uint32_t dst_dtype, void *dst, size_t dst_bytes, uint8_t *mask);
-    moor_status (*record_ref)(const moor_record *record, char *buf,
-                              size_t size); /* moor1:HOST:INSTANCE:STORE:HANDLE:DTYPE:RxLxK */
+    /* moor1:HOST:INSTANCE:STORE:HANDLE:DTYPE:RxLxK; of pipeline stages one each, with "+" between them. */
+    moor_status (*record_ref)(const moor_record *record, char *buf, size_t size);
     moor_status (*record_event)(moor_record *record, uint32_t event);
     moor_status (*record_claim)(moor_record *record, uint32_t owner);
     void (*record_release)(moor_record *record); /* ends the lease and the object */
