@@ -42,8 +42,8 @@ NEEDS_ENGINE = re.compile(r"engine_|the engine's own")
 # What a test that is no program of its own may load or start: all that is installed, and what the tests in Python and in processes need.
 SHIPPED = {"moor", "moor_tool", "moor_python", "moor_package", "moor_actor", "jphost", "fake_python", "api_server"}
 READS_SOURCES = {"house_layers", "house_rules", "house_mutations"}
-# Little optimised: compiling is most of the time that a mutation takes. An unused variable of a mutated function is no error.
-HOW = ["-G", "Ninja", "-DMOOR_WERROR=OFF", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_C_FLAGS_DEBUG=-O1"]
+# Little optimised: compiling is most of the time that a mutation takes. An unused variable of a mutated function is no error. house_abi reads types.
+HOW = ["-G", "Ninja", "-DMOOR_WERROR=OFF", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_C_FLAGS_DEBUG=-O1 -g"]
 
 
 class Tree:
