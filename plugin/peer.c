@@ -248,13 +248,18 @@ static moor_status add_waiting(moor_peer *peer, const moor_wire_header *request,
     return MOOR_OK;
 }
 
+/* The last part of a message, whose head says how long it is; NULL: it is not. */
+static const char *take_last(moor_wire_reader *reader, uint32_t n)
+{
+    return n == reader->left ? moor_wire_take(reader, n) : NULL;
+}
+
 static moor_status handle_open(moor_peer *peer, const moor_wire_header *request, moor_wire_reader *reader,
                                uint64_t now_ns)
 {
     moor_wire_open open;
     const char *id = NULL;
-    if (!moor_wire_get(reader, &open, sizeof(open)) || open.id_len != reader->left ||
-        !(id = moor_wire_take(reader, open.id_len)))
+    if (!moor_wire_get(reader, &open, sizeof(open)) || !(id = take_last(reader, open.id_len)))
         return moor_fail(MOOR_E_CORRUPT, "an open of %u bytes whose id has another length", request->length);
     moor_status status = try_open(peer, request, &open, id);
     if (status != MOOR_E_TIMEOUT && status != MOOR_E_NOT_FOUND)
@@ -362,8 +367,7 @@ static moor_status handle_truncate(moor_peer *peer, const moor_wire_header *requ
 {
     moor_wire_truncate cut;
     const char *id = NULL;
-    if (!moor_wire_get(reader, &cut, sizeof(cut)) || cut.id_len != reader->left ||
-        !(id = moor_wire_take(reader, cut.id_len)))
+    if (!moor_wire_get(reader, &cut, sizeof(cut)) || !(id = take_last(reader, cut.id_len)))
         return moor_fail(MOOR_E_CORRUPT, "a truncation of %u bytes whose id has another length", request->length);
     return queue_status(peer, request, moor_records_truncate(peer->records, id, cut.id_len, cut.rows, cut.min_rows));
 }
@@ -403,8 +407,7 @@ static moor_status handle_save(moor_peer *peer, const moor_wire_header *request,
 {
     moor_wire_open open;
     const char *dir = NULL;
-    if (!moor_wire_get(reader, &open, sizeof(open)) || open.id_len != reader->left ||
-        !(dir = moor_wire_take(reader, open.id_len)))
+    if (!moor_wire_get(reader, &open, sizeof(open)) || !(dir = take_last(reader, open.id_len)))
         return moor_fail(MOOR_E_CORRUPT, "a request of %u bytes for a snapshot, whose directory has another length",
                          request->length);
     moor_status status = MOOR_OK;

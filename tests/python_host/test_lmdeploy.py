@@ -28,6 +28,56 @@ LOOP = """
         def _make_infer_outputs(self, batched_outputs, running, model_inputs, delta):
             return {s.session_id: Namespace(finish=True) for s in running}
     """
+FRONT = """
+    class AsyncEngine:
+        def __init__(self):
+            pass
+
+        async def generate(self, request):
+            yield 1
+            await request.end.wait()
+    """
+PROXY = """
+    class MPEngine:
+        def update_params(self, request):
+            return None
+
+        async def update_weights_from_ipc(self, request):
+            return True, ""
+    """
+UPDATES = """
+    import asyncio
+    import moor
+    from types import SimpleNamespace as Namespace
+    from lmdeploy.serve.core.async_engine import AsyncEngine
+    from lmdeploy.pytorch.engine.mp_engine.base import MPEngine
+
+    front, proxy = AsyncEngine(), MPEngine()
+    gate = moor.attach("default", 10.0).gate
+
+    async def ipc():
+        await proxy.update_weights_from_ipc(Namespace())
+
+    async def params():
+        proxy.update_params(Namespace(finished=True))
+
+    async def outcome(update):
+        try:
+            await update()
+            return "installed"
+        except Exception as e:
+            return f"{type(e).__name__} {e}"
+
+    async def main(update):
+        request = Namespace(session=Namespace(session_id=7), end=asyncio.Event())
+        answers = front.generate(request)
+        await anext(answers)
+        print(await outcome(update))
+        request.end.set()
+        async for _ in answers:
+            pass
+        print(await outcome(update), gate.status()["state"])
+    """
 STEPS = """
     import moor
     from types import SimpleNamespace as Namespace
@@ -54,25 +104,45 @@ STEPS = """
     """
 
 
-class Steps(unittest.TestCase):
+class Engine(unittest.TestCase):
+    """A process of its own with as much of LMDeploy as the test needs."""
+
     def setUp(self):
         self.dir = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.dir)
-        for path, text in (("__init__.py", ""), ("pytorch/__init__.py", ""), ("pytorch/engine/__init__.py", ""),
-                           ("pytorch/engine/engine.py", ENGINE), ("pytorch/engine/engine_loop.py", LOOP)):
+        for path, text in (("pytorch/engine/engine.py", ENGINE), ("pytorch/engine/engine_loop.py", LOOP),
+                           ("pytorch/engine/mp_engine/base.py", PROXY), ("serve/core/async_engine.py", FRONT)):
             path = os.path.join(self.dir, "lmdeploy", path)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "w", encoding="utf-8") as f:
                 f.write(textwrap.dedent(text))
 
-    def steps(self, text):
+    def program(self, text, config="{}"):
         before = os.environ.get("LD_PRELOAD", "")
         environ = {**os.environ, "LD_PRELOAD": f"{before} {LIBRARY}".strip(), "PYTHONPATH": self.dir + os.pathsep +
-                   os.path.dirname(os.path.dirname(LIBRARY)), "MOOR_CONFIG": "{}", "MOOR_DIR": self.dir}
-        ran = subprocess.run([sys.executable, "-c", textwrap.dedent(STEPS) + textwrap.dedent(text)], env=environ,
-                             capture_output=True, text=True, timeout=100)
+                   os.path.dirname(os.path.dirname(LIBRARY)), "MOOR_CONFIG": config, "MOOR_DIR": self.dir}
+        ran = subprocess.run([sys.executable, "-c", text], env=environ, capture_output=True, text=True, timeout=100)
         self.assertEqual(ran.returncode, 0, ran.stderr)
         return ran
+
+
+class Updates(Engine):
+    def update(self, how):
+        config = '{"record": {"enabled": false}, "gate": {"mode": "enforce", "drain_timeout_s": 0.2}}'
+        return self.program(textwrap.dedent(UPDATES) + f"\nasyncio.run(main({how}))\n", config).stdout.splitlines()
+
+    def test_a_drain_that_fails_leaves_no_update_open(self):
+        """SEMANTICS 4.3: the update is refused, and the next one, once the request has ended, is an update like any other."""
+        for how in ("ipc", "params"):
+            with self.subTest(how):
+                refused, again = self.update(how)
+                self.assertRegex(refused, "^(Runtime|Timeout).*7")
+                self.assertEqual(again, "installed open")
+
+
+class Steps(Engine):
+    def steps(self, text):
+        return self.program(textwrap.dedent(STEPS) + textwrap.dedent(text))
 
     def test_a_step(self):
         self.assertEqual(self.steps("step(7, 3, 4)").stdout.splitlines(), ["3 [] [[[1, 2], [1, 2]]]", "4 [] [[[1, 2], [1, 2]]]"])
