@@ -252,9 +252,11 @@ static moor_status take_welcome(moor_connection *connection, moor_wire_reader re
     shape->layer_ids = connection->layer_ids;
     moor_wire_get(&reader, connection->layer_ids, reader.left);
     for (uint32_t i = 0; i < shape->layers; i++)
-        if (connection->layer_ids[i] < 0 || (uint32_t)connection->layer_ids[i] >= shape->model_layers)
-            return moor_fail(MOOR_E_CORRUPT, "store %u: column %u is layer %d of %u", shape->store_index, i,
-                             connection->layer_ids[i], shape->model_layers);
+        if (connection->layer_ids[i] < 0 || (uint32_t)connection->layer_ids[i] >= shape->model_layers ||
+            (i && connection->layer_ids[i] <= connection->layer_ids[i - 1]))
+            return moor_fail(MOOR_E_CORRUPT, "store %u: column %u is layer %d of %u, behind layer %d",
+                             shape->store_index, i, connection->layer_ids[i], shape->model_layers,
+                             i ? connection->layer_ids[i - 1] : -1);
     return map_arena(connection, &welcome);
 }
 

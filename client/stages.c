@@ -76,13 +76,12 @@ static int next_piece(reading *r, piece *out)
     return 1;
 }
 
-/* Columns side by side: as many as follow each other in one part are one piece of memory. */
+/* Columns that are neighbours in the joined row and of one part are so in the part's as well: both ascend. */
 static void copy_rows(const reading *r, const column *columns, uint32_t n_columns, const piece *p, unsigned char *to)
 {
     size_t column_bytes = (size_t)r->parts[0]->info.top_k * r->parts[0]->info.dtype; /* a dtype is its own width here */
     for (uint32_t first = 0, next; first < n_columns; first = next) {
-        for (next = first + 1; next < n_columns && columns[next].part == columns[first].part &&
-                               columns[next].column == columns[next - 1].column + 1;)
+        for (next = first + 1; next < n_columns && columns[next].part == columns[first].part;)
             next++;
         const moor_record_info *info = &r->parts[columns[first].part]->info;
         const moor_segment *segment = &info->segments[r->segment[columns[first].part]];
