@@ -257,9 +257,12 @@ class Server(EngineProcess):
         env.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_CI_ENV="1", VLLM_SERVER_DEV_MODE="1", VLLM_NO_USAGE_STATS="1",
                    VLLM_CACHE_ROOT=paths.cache_dir("vllm"))
         stages = int(self.args[self.args.index("--pipeline-parallel-size") + 1]) if "--pipeline-parallel-size" in self.args else 1
+        if stages > 1:
+            env["MOOR_TEST_STAGES"] = str(stages)
         if self.tp * stages > 1:
-            cpus = sorted(os.sched_getaffinity(0))[:self.tp * stages]
-            env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(c) for c in cpus)
+            cpus = sorted(os.sched_getaffinity(0))
+            bind = [str(cpus[rank % len(cpus)]) for rank in range(self.tp * stages)]  # ranks may share one
+            env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(bind)
         return paths.add_to_pythonpath(env, paths.PLUGIN)
 
     def workers(self):

