@@ -18,7 +18,7 @@
 #include "counters.h"
 
 #define MOOR_STATE_MAGIC 0x315454534D4F4F4DULL /* "MOOMSTT1" little-endian */
-#define MOOR_STATE_VERSION 1u
+#define MOOR_STATE_VERSION 2u
 
 enum {
     MOOR_MAX_PROCESSES = 256, /* a slot is 8 bits of a ticket's word */
@@ -144,6 +144,9 @@ typedef struct moor_state {
     char instance[64];
     uint64_t created_ns;                          /* CLOCK_REALTIME */
     _Atomic uint64_t counters[MOOR_COUNTERS_MAX]; /* by moor_counter index */
+    _Alignas(64) _Atomic uint32_t
+        recording_off; /* 1: the worker that should record cannot; undone when a store opens */
+    MOOR_SHARED_TEXT(recording_off_why, 192);
     moor_state_process processes[MOOR_MAX_PROCESSES];
     moor_state_gate gate;
     moor_state_weights weights;

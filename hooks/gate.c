@@ -186,6 +186,8 @@ moor_status moor_gate_enter(moor_process *process, const char *id, uint32_t id_l
     if (records > MOOR_TICKET_RECORDS)
         return moor_fail(MOOR_E_INVALID, "gate_enter: request %.*s expects %u records, %u is the limit", (int)id_len,
                          id, records, MOOR_TICKET_RECORDS);
+    if (!moor_process_records(process))
+        records = 0; /* none would ever be stored, and no drain would end */
     if (process->config.gate_mode == MOOR_MODE_OFF) {
         *out = (moor_ticket){MOOR_TICKET_NONE, moor_weights_mark_used(process->state), moor_now_ns()};
         return MOOR_OK;

@@ -48,6 +48,13 @@ static inline void moor_count_add(moor_process *process, enum moor_counter count
     atomic_fetch_add_explicit(&process->state->counters[counter], delta, memory_order_relaxed);
 }
 
+/* 1 when requests of this server have records: configured, and not turned off by the worker that should record. */
+static inline int moor_process_records(const moor_process *process)
+{
+    return process->config.record_enabled &&
+           !atomic_load_explicit(&process->state->recording_off, memory_order_relaxed);
+}
+
 /* 1 when the process in `slot` still holds its lock byte (F_GETLK on locks_fd; a syscall), 0 when it is gone. Our own slot is 1. */
 int moor_process_alive(const moor_process *process, uint32_t slot);
 

@@ -6,6 +6,7 @@
 #include "../allocator/heap.h"
 #include "gate.h"
 #include "member.h"
+#include "shared_text.h"
 #include "weights.h"
 
 /* ---- the object ---- */
@@ -88,6 +89,7 @@ moor_status moor_recorder_create(moor_process *process, const moor_store_args *a
         moor_heap_free(store);
         return status;
     }
+    atomic_store(&process->state->recording_off, 0);
     *out = store;
     return MOOR_OK;
 }
@@ -260,12 +262,33 @@ moor_status moor_seal(moor_process *process, uint32_t store_index, const char *i
     if (store_index >= MOOR_MAX_STORES)
         return moor_fail(MOOR_E_INVALID, "seal of request %.*s: store %u, an instance has %d", (int)id_len, id,
                          store_index, MOOR_MAX_STORES);
+    if (!moor_process_records(process))
+        return MOOR_OK; /* nobody drains the ring */
     moor_hash128 none = {0, 0};
     moor_status status =
         moor_seal_push(&process->state->seals[store_index], moor_id_hash(id, id_len), none, rows_expected, flags);
     if (status == MOOR_E_FULL || status == MOOR_E_TIMEOUT)
         moor_count_add(process, MOOR_C_SEALS_LOST, 1);
     return status;
+}
+
+/* ---- whether there are records at all ---- */
+
+moor_status moor_recording_off(moor_process *process, const char *why)
+{
+    moor_status status = moor_process_check(process, "recording_off");
+    if (!status && !why)
+        status = moor_fail(MOOR_E_INVALID, "recording_off: no reason");
+    if (status)
+        return status;
+    MOOR_TEXT_PUT(process->state->recording_off_why, why, strlen(why));
+    atomic_store(&process->state->recording_off, 1);
+    return MOOR_OK;
+}
+
+int moor_recording_on(const moor_process *process)
+{
+    return process && process->pid == moor_pid() && moor_process_records(process);
 }
 
 /* ---- ownership ---- */

@@ -41,6 +41,8 @@ moor_status moor_request_fill(moor_store *store, const char *id, uint32_t id_len
 moor_status moor_truncate(moor_store *store, const char *id, uint32_t id_len, uint64_t rows, uint64_t min_rows);
 moor_status moor_seal(moor_process *process, uint32_t store_index, const char *id, uint32_t id_len,
                       uint64_t rows_expected, uint32_t flags);
+moor_status moor_recording_off(moor_process *process, const char *why);
+int moor_recording_on(const moor_process *process);
 moor_status moor_lease(moor_store *store, moor_handle handle);
 moor_status moor_unlease(moor_store *store, moor_handle handle);
 moor_status moor_claim(moor_store *store, moor_handle handle, uint32_t owner);

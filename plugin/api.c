@@ -137,6 +137,8 @@ static const moor_api table = {
     .store_save = moor_store_save,
     .store_restore = moor_store_restore,
     .client_save = moor_client_save,
+    .recording_off = moor_recording_off,
+    .recording_on = moor_recording_on,
 };
 
 __attribute__((visibility("default"))) const moor_api *moor_get_api(uint32_t want, uint32_t *have)

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "../hooks/gate.h"
+#include "../hooks/shared_text.h"
 #include "../hooks/weights.h"
 
 static void put(json_t *object, const char *name, uint64_t value)
@@ -175,9 +176,19 @@ static json_t *rings(const moor_state *state)
     return out;
 }
 
+/* "" while it is on. */
+static const char *why_not_recording(const moor_state *state, char *why, size_t size)
+{
+    why[0] = 0;
+    if (atomic_load(&state->recording_off))
+        MOOR_TEXT_GET(state->recording_off_why, why, size);
+    return why;
+}
+
 json_t *moor_report(const moor_located *where, moor_state *state, const uint8_t *alive)
 {
     struct timespec now;
+    char why[192];
     json_t *out = json_object();
     if (!out)
         return NULL;
@@ -187,6 +198,7 @@ json_t *moor_report(const moor_located *where, moor_state *state, const uint8_t 
     put_text(out, "instance", where->name);
     put_text(out, "dir", where->dir);
     put_s(out, "up_s", now_ns > state->created_ns ? now_ns - state->created_ns : 0);
+    put_text(out, "recording_off", why_not_recording(state, why, sizeof(why)));
     json_object_set_new(out, "counters", counters(state));
     json_object_set_new(out, "gate", gate(state, alive));
     json_object_set_new(out, "weights", weights(state));

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "deliver.h"
 
+/* Waiting holds the engine's event loop up. A step commits its rows before its response is on the way, so only what is lost is waited
+ * for in vain; then nothing is, until a record is there again. */
+static int waits = 1;
+
 static moor_record *open_record(const moor_delivery *d, uint32_t flags)
 {
     moor_runtime *rt = moor_runtime_get();
@@ -10,8 +14,9 @@ static moor_record *open_record(const moor_delivery *d, uint32_t flags)
     moor_record *record = NULL;
     moor_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = rt->api->open(client, d->id, (uint32_t)d->id_len, d->timeout, flags, d->rows, &record);
+    status = rt->api->open(client, d->id, (uint32_t)d->id_len, waits ? d->timeout : 0, flags, d->rows, &record);
     Py_END_ALLOW_THREADS
+    waits = status != MOOR_E_TIMEOUT && status != MOOR_E_NOT_FOUND;
     if (status == MOOR_E_CLOSED) { /* the store's process was restarted: attach anew next time */
         rt->api->detach(client);
         rt->client = NULL;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "lmdeploy.h"
+#include "model.h"
 
 static struct {
     uint32_t layers, top_k, num_experts, model_layers; /* layers 0: recording is off */
@@ -138,11 +139,8 @@ static int open_store(PyObject *engine)
     Py_XDECREF(cache);
     moor_store *store = NULL;
     moor_status status = rt->api->store_open(rt->process, &args, &store);
-    if (status) {
-        moor_runtime_raise(status, "opening the store");
-        return status == MOOR_E_CONFIG ? MOOR_JP_RAISE
-                                       : MOOR_JP_FAILED; /* a wrong record.restore is never passed over */
-    }
+    if (status)
+        return moor_recording_failed(status);
     rt->store = store;
     rt->store_index = args.store_index;
     return 0;
@@ -155,19 +153,11 @@ int moor_lmdeploy_engine_init_after(moor_jp_call *call)
         return MOOR_JP_OK;
     if (read_geometry(call->self))
         return MOOR_JP_FAILED;
-    int strict = rt->config.on_error == MOOR_ON_ERROR_STRICT;
     const char *why = unsupported(call->self);
-    if (why) {
+    int result = why ? moor_recording_refused(why) : open_store(call->self);
+    if (why || result) {
         E.layers = 0;
-        if (!strict)
-            return moor_runtime_log(1, "recording is off: %s", why), MOOR_JP_OK;
-        PyErr_Format(PyExc_RuntimeError, "moor: recording is on (record.enabled) and on_error is strict, but %s", why);
-        return MOOR_JP_RAISE;
-    }
-    int opened = open_store(call->self);
-    if (opened) {
-        E.layers = 0;
-        return strict ? MOOR_JP_RAISE : opened;
+        return result;
     }
     /* The front end asks this before it lets a request ask for its routes. */
     PyObject *config = moor_py_path(call->self, "engine_config");

@@ -40,7 +40,7 @@ static void pass_session_on(PyObject *request)
 
 int moor_lmdeploy_generate_before(moor_jp_call *call)
 {
-    if (!call->rounds && moor_runtime_get()->process && moor_runtime_get()->config.record_enabled)
+    if (!call->rounds && moor_runtime_records())
         pass_session_on(moor_jp_param(call, 0));
     if (!moor_gate_on())
         return MOOR_JP_OK;
@@ -48,7 +48,7 @@ int moor_lmdeploy_generate_before(moor_jp_call *call)
     PyObject *text = session ? PyObject_Str(session) : NULL;
     Py_ssize_t len = 0;
     const char *id = moor_py_text(text, &len);
-    int result = moor_admission_before(call, id, len, moor_runtime_get()->config.record_enabled ? 1 : 0);
+    int result = moor_admission_before(call, id, len, moor_runtime_records());
     Py_XDECREF(text);
     Py_XDECREF(session);
     return result;

@@ -45,6 +45,18 @@ int moor_recording_refused(const char *why)
         PyErr_Format(PyExc_RuntimeError, "moor: recording is on (record.enabled) and on_error is strict, but %s", why);
         return MOOR_JP_RAISE;
     }
+    moor_runtime *rt = moor_runtime_get();
     moor_runtime_log(1, "recording is off: %s", why);
+    rt->api->recording_off(rt->process, why);
     return MOOR_JP_OK;
+}
+
+int moor_recording_failed(moor_status status)
+{
+    moor_runtime *rt = moor_runtime_get();
+    moor_runtime_raise(status, "opening the store");
+    if (status == MOOR_E_CONFIG || rt->config.on_error == MOOR_ON_ERROR_STRICT)
+        return MOOR_JP_RAISE;
+    rt->api->recording_off(rt->process, rt->api->last_error());
+    return MOOR_JP_FAILED;
 }

@@ -15,5 +15,8 @@ typedef struct moor_model_shape {
 void moor_model_read_shape(PyObject *model_config, moor_model_shape *out);
 /* Recording cannot be on: MOOR_JP_RAISE with a Python error under strict, else one line in the log and MOOR_JP_OK. */
 int moor_recording_refused(const char *why);
+/* store_open failed: the same, with its reason; a wrong configuration (record.restore) is never passed over. MOOR_JP_RAISE or
+ * MOOR_JP_FAILED, with a Python error. */
+int moor_recording_failed(moor_status status);
 
 #endif

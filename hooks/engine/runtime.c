@@ -30,6 +30,12 @@ moor_runtime *moor_runtime_get(void)
     return &runtime;
 }
 
+int moor_runtime_records(void)
+{
+    const moor_runtime *rt = moor_runtime_get();
+    return rt->process && rt->api->recording_on(rt->process);
+}
+
 int moor_runtime_configured_by_environment(void)
 {
     const char *value = getenv("MOOR_CONFIG");

@@ -36,6 +36,9 @@ int moor_runtime_join(const char *engine, uint32_t roles, uint32_t rank, uint32_
 /* 1 when this process may hold a configuration: $MOOR_CONFIG is set. */
 int moor_runtime_configured_by_environment(void);
 
+/* 1 when this server's requests have records: Moor is on, and so is recording, here and in the worker. */
+int moor_runtime_records(void);
+
 /* Closes the store and leaves; for tests and orderly ends. The kernel does the same for a process that dies. */
 void moor_runtime_leave(void);
 

@@ -133,7 +133,7 @@ int moor_sglang_generate_item(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();
     PyObject *obj = moor_jp_param(call, 0);
-    if (!rt->process || !rt->config.record_enabled || rt->config.deliver == MOOR_DELIVER_NONE || !call->result)
+    if (!moor_runtime_records() || rt->config.deliver == MOOR_DELIVER_NONE || !call->result)
         return MOOR_JP_OK;
     if (!PyList_Check(call->result))
         return deliver(obj, call->result) ? MOOR_JP_FAILED : MOOR_JP_OK;

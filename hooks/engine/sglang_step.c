@@ -103,12 +103,8 @@ static int open_store(PyObject *scheduler, const moor_sglang_place *place)
     }
     moor_store *store = NULL;
     moor_status status = rt->api->store_open(rt->process, &args, &store);
-    if (status) {
-        moor_runtime_raise(status, "opening the store");
-        /* A wrong configuration (record.restore) is never passed over. */
-        int raise = status == MOOR_E_CONFIG || rt->config.on_error == MOOR_ON_ERROR_STRICT;
-        return raise ? MOOR_JP_RAISE : MOOR_JP_FAILED;
-    }
+    if (status)
+        return moor_recording_failed(status);
     rt->store = store;
     rt->store_index = args.store_index;
     S.scheduler = scheduler;

@@ -46,9 +46,8 @@ static int is_aborted(PyObject *request)
  * help once something was sampled: it falls back to 0 when the request is preempted, and runs ahead of rejected drafts. */
 int moor_vllm_free_request_before(moor_jp_call *call)
 {
-    moor_runtime *rt = moor_runtime_get();
     PyObject *request = moor_jp_param(call, 0);
-    if (!rt->process || !request || !rt->config.record_enabled)
+    if (!request || !moor_runtime_records())
         return MOOR_JP_OK;
     PyObject *id = moor_py_path(request, "request_id");
     Py_ssize_t len;

@@ -15,11 +15,10 @@ int moor_vllm_front_init(moor_jp_call *call)
 
 int moor_vllm_generate_before(moor_jp_call *call)
 {
-    moor_runtime *rt = moor_runtime_get();
     Py_ssize_t len = 0;
     const char *id = moor_py_text(moor_jp_param(call, 2), &len);
     long long n = moor_py_int(moor_jp_param(call, 1), "n", 1);
-    return moor_admission_before(call, id, len, rt->config.record_enabled && n > 0 ? (uint32_t)n : 0);
+    return moor_admission_before(call, id, len, moor_runtime_records() && n > 0 ? (uint32_t)n : 0);
 }
 
 /* ---- pause, sleep and update drive the gate -------------------------------------------------------------------------- */
@@ -192,14 +191,14 @@ int moor_vllm_completion_output_after(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();
     PyObject *reason = moor_jp_param(call, 1);
-    if (!rt->process || !rt->config.record_enabled || rt->config.deliver == MOOR_DELIVER_NONE || !reason ||
-        reason == Py_None)
+    if (!moor_runtime_records() || rt->config.deliver == MOOR_DELIVER_NONE || !reason || reason == Py_None)
         return MOOR_JP_OK;
     long long prompt = moor_py_int(call->self, "prompt_len", 0), tokens = output_tokens(call->self);
     PyObject *id = moor_py_path(call->self, "request_id");
     moor_delivery delivery = {.timeout = 1.0};
     delivery.id = moor_py_text(id, &delivery.id_len);
-    if (!delivery.id || prompt <= 0 || tokens < 0) {
+    if (!delivery.id || prompt <= 0 ||
+        tokens <= 0) { /* an abort before the first token: nobody knows how much of the prompt ran */
         Py_XDECREF(id);
         return MOOR_JP_OK;
     }

@@ -340,10 +340,7 @@ int moor_vllm_kv_cache_after(moor_jp_call *call)
     moor_status status = rt->api->store_open(rt->process, &args, &store);
     if (status) {
         W.layers = 0;
-        moor_runtime_raise(status, "opening the store");
-        /* A wrong configuration (record.restore) is never passed over. */
-        int raise = status == MOOR_E_CONFIG || rt->config.on_error == MOOR_ON_ERROR_STRICT;
-        return raise ? MOOR_JP_RAISE : MOOR_JP_FAILED;
+        return moor_recording_failed(status);
     }
     rt->store = store;
     rt->store_index = args.store_index;

@@ -25,7 +25,7 @@ static void host_open_stage(host *h, uint32_t stages)
     h->process.state = calloc(1, sizeof(moor_state)); /* sparse */
     assert_non_null(h->process.state);
     h->process.pid = getpid();
-    h->process.config = (moor_config_values){.kv_index = 1, .arena_bytes = 4 << 20, .gate_mode = MOOR_MODE_ENFORCE};
+    h->process.config = (moor_config_values){.record_enabled = 1, .kv_index = 1, .arena_bytes = 4 << 20, .gate_mode = MOOR_MODE_ENFORCE};
     moor_gate_init(h->process.state);
     moor_store_args args = MOOR_STORE_ARGS_INIT;
     args.layers = 2;
@@ -248,6 +248,38 @@ static void S1_12_of_pipeline_stages_the_last_tells_the_gate(void **state)
     assert_status(drain_with_stages(RANK + 2), MOOR_E_TIMEOUT);
 }
 
+/* A worker that cannot record says so to all: nobody waits for a record that never comes. */
+static void S1_21_without_recording_nothing_is_waited_for(void **state)
+{
+    (void)state;
+    host h;
+    host_open(&h);
+    assert_int_equal(moor_recording_on(&h.process), 1);
+    assert_status(moor_recording_off(&h.process, NULL), MOOR_E_INVALID);
+    assert_status(moor_recording_off(&h.process, "no router"), MOOR_OK);
+    assert_int_equal(moor_recording_on(&h.process), 0);
+    moor_ticket ticket = {0};
+    assert_status(moor_gate_enter(&h.process, "a", 1, 1, 0, &ticket), MOOR_OK);
+    for (int i = 0; i <= MOOR_SEAL_RING; i++) /* more than a ring that nobody drains holds */
+        assert_status(moor_seal(&h.process, RANK, "a", 1, 1, 0), MOOR_OK);
+    assert_status(moor_gate_leave(&h.process, &ticket, MOOR_OUTCOME_FINISHED, NULL), MOOR_OK);
+    assert_status(moor_gate_seal(&h.process), MOOR_OK);
+    assert_status(moor_gate_drain(&h.process, 0), MOOR_OK);
+    /* a store, in a worker that was started again, undoes it */
+    moor_store_args args = MOOR_STORE_ARGS_INIT;
+    moor_store *store = NULL;
+    args.layers = args.top_k = 1;
+    args.num_experts = 8;
+    args.layer_ids = layer_ids;
+    args.max_step_tokens = 8;
+    assert_status(moor_recorder_create(&h.process, &args, &store), MOOR_OK);
+    assert_int_equal(moor_recording_on(&h.process), 1);
+    moor_recorder_destroy(store);
+    h.process.config.record_enabled = 0;
+    assert_int_equal(moor_recording_on(&h.process), 0);
+    host_close(&h);
+}
+
 static void a_forked_child_is_refused_and_seal_knows_its_stores(void **state)
 {
     (void)state;
@@ -292,6 +324,7 @@ int main(void)
         cmocka_unit_test(S1_6_rows_carry_the_epoch_of_their_step_and_mark_it_used),
         cmocka_unit_test(S4_2_a_stored_record_settles_the_ticket_of_its_alias),
         cmocka_unit_test(S1_12_of_pipeline_stages_the_last_tells_the_gate),
+        cmocka_unit_test(S1_21_without_recording_nothing_is_waited_for),
         cmocka_unit_test(a_forked_child_is_refused_and_seal_knows_its_stores),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

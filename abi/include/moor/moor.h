@@ -583,6 +583,12 @@ typedef struct moor_api {
     moor_status (*store_save)(moor_store *store, const char *dir, double timeout);
     moor_status (*store_restore)(moor_store *store, const char *dir);
     moor_status (*client_save)(moor_client *client, const char *dir, double timeout);
+
+    /* recording_off: the worker that should record cannot (no router, ids that it cannot read, no memory for an arena), whatever the
+     * configuration says. From then on no process of the instance seals, delivers or waits for a record, and status says why; the
+     * next store_open undoes it. recording_on: 1 when requests of this server have records. Thread-safe; recording_on is lock-free. */
+    moor_status (*recording_off)(moor_process *process, const char *why);
+    int (*recording_on)(const moor_process *process);
 } moor_api;
 
 /* Returns the table of version `want`, or NULL when this library does not have it. *have (may be NULL): the newest it has.
