@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../abi/state.h"
 #include "../allocator/locks.h"
 #include "deadline.h"
 #include "wire.h"
@@ -233,6 +234,26 @@ const moor_located *moor_client_where(const moor_client *client)
 int moor_client_dir_fd(const moor_client *client)
 {
     return client->dir_fd;
+}
+
+int moor_client_recording_off(const moor_client *client, char *why, size_t size)
+{
+    struct {
+        uint64_t magic;
+        uint32_t version;
+    } head = {0};
+    uint32_t off = 0;
+    ssize_t text = -1;
+    int fd = openat(client->dir_fd, "state", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return 0;
+    if (pread(fd, &head, sizeof(head), 0) == (ssize_t)sizeof(head) && head.magic == MOOR_STATE_MAGIC &&
+        head.version == MOOR_STATE_VERSION &&
+        pread(fd, &off, sizeof(off), offsetof(moor_state, recording_off)) == (ssize_t)sizeof(off) && off)
+        text = pread(fd, why, size - 1, offsetof(moor_state, recording_off_why));
+    close(fd);
+    why[text > 0 ? text : 0] = 0;
+    return off != 0;
 }
 
 void *moor_client_visit(moor_client *client)

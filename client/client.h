@@ -48,6 +48,9 @@ moor_status moor_client_check(const moor_client *client, const char *what);
 moor_status moor_client_open_handle(moor_client *client, uint32_t store_index, uint32_t nonce, moor_handle handle,
                                     moor_record **out);
 
+/* 1 when the server said that it records nothing, and why: no store will come. One small read of the state file. */
+int moor_client_recording_off(const moor_client *client, char *why, size_t size);
+
 /* The plugin's part of a client (its visit in the shared state): set once, freed by detach. */
 void *moor_client_visit(moor_client *client);
 /* Returns the one that stays: `visit`, or an earlier one. */

@@ -135,6 +135,10 @@ static moor_status find(moor_client *client, const struct request *request, doub
         uint32_t n;
         uint64_t now_ns = moor_now_ns(), wait_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
         moor_status status = moor_client_take(client, connections, &n);
+        char why[192];
+        if (!status && !n && moor_client_recording_off(client, why, sizeof(why)))
+            status =
+                moor_fail(MOOR_E_NOT_FOUND, "instance \"%s\" records nothing: %s", moor_client_instance(client), why);
         if (status)
             return status;
         if (wait_ns > SLICE_S * 1000000000ull)

@@ -82,6 +82,22 @@ static void an_open_waits_for_the_seal(void **state)
     actor_say(&consumer, "MOOR_E_NOT_FOUND", "open never 0.1");
 }
 
+/* The answer comes long before the timeout, which is beyond what actor_say waits. */
+static void S1_21_an_open_does_not_wait_where_nothing_is_recorded(void **state)
+{
+    (void)state;
+    actor server, consumer;
+    actor_start(&server, NULL);
+    actor_say(&server, "ok default ", "join {}");
+    actor_say(&server, "ok", "off no MoE router was found in the model");
+    start_consumer(&consumer);
+    actor_say(&consumer, "MOOR_E_NOT_FOUND instance \"default\" records nothing: no MoE router was found in the model",
+              "open any 600");
+    actor_say(&server, "ok", "store 0"); /* a worker started again */
+    record(&server, "any", 3);
+    actor_say(&consumer, "ok any rows=3", "open any 5");
+}
+
 static void siblings_open_in_index_order(void **state)
 {
     (void)state;
@@ -496,6 +512,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_consumer_reads_what_was_recorded),
         TEST(an_open_waits_for_the_seal),
+        TEST(S1_21_an_open_does_not_wait_where_nothing_is_recorded),
         TEST(siblings_open_in_index_order),
         TEST(a_large_reply_travels_in_a_memfd),
         TEST(threads_share_a_connection),
