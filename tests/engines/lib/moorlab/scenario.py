@@ -180,14 +180,15 @@ class Lab:
         return self.group.moor.get("record", {}).get("deliver", "native") == "native"
 
     @contextlib.contextmanager
-    def of_family(self, family, tie):
-        """A lab like this one with a server of its own for another model family; the oracle is shared."""
+    def of_family(self, family, tie, args=(), **change):
+        """A lab like this one with a server of its own for another model family, with these arguments too; the oracle is shared."""
         group = copy.copy(self.group)
         group.family = family
         lab = Lab(group, self.engine.name, f"{self.name}-{family}")
         lab.tie = tie
         lab.oracle = self.oracle if self.oracle.proc else self.oracle.start()
-        with lab.new_server() as lab.server:
+        args = [*group.server_options(self.engine)["args"], *args]
+        with lab.new_server(args=args, **change) as lab.server:
             lab.client = lab.server.client()
             yield lab
             lab.detach()
