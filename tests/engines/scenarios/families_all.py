@@ -14,6 +14,7 @@ TIE = 2e-4  # of scores: the kernels of engine and oracle differ by that much wh
 LATENT = {"args": ["--attention-backend", "CPU_MLA"], "block_size": None}
 OPTIONS = {
     "vllm": {"deepseek_v2": {"env": {"VLLM_MLA_DISABLE": "1"}}, "deepseek_v3": LATENT},
+    "sglang": dict.fromkeys(("deepseek_v2", "deepseek_v3"), {"env": {"MOOR_TEST_LATENT": "1"}}),
 }
 NO_PREFIX = {"vllm": ("deepseek_v3",)}
 

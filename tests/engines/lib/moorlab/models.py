@@ -25,7 +25,7 @@ BASE = dict(vocab_size=512, hidden_size=128, num_attention_heads=4, num_key_valu
 # Multi-head latent attention and the first layer dense, as all of DeepSeek's have. 512 + 64: vLLM's kernel has no other size.
 # YaRN, as all of them have too: vLLM's plain rotary kernel for CPUs turns the wrong rows of a [tokens, heads, dim] query.
 MLA = dict(intermediate_size=256, moe_intermediate_size=64, first_k_dense_replace=1, q_lora_rank=64, kv_lora_rank=512,
-           qk_nope_head_dim=32, qk_rope_head_dim=64, v_head_dim=32, num_key_value_heads=4,
+           qk_nope_head_dim=32, qk_rope_head_dim=64, v_head_dim=32, num_key_value_heads=4, moe_layer_freq=1,
            rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=512,
                                 beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0))
 

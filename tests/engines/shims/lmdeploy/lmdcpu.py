@@ -105,6 +105,8 @@ def make_backend():
     import torch.nn.functional as F
 
     class CpuAttention(AttentionImpl):
+        window = 0  # how many tokens it looks back, 0: all
+
         def forward(self, query, key, value, k_cache, v_cache, attn_metadata, k_scales_zeros=None,
                     v_scales_zeros=None, learnable_sink=None, nsa_indices=None, inplace=False):
             m, bs = attn_metadata, k_cache.shape[1]
@@ -121,8 +123,15 @@ def make_backend():
                 v = v_cache[blocks[:n]].flatten(0, 1)[:kl].repeat_interleave(g, 1).transpose(0, 1)
                 q = query[q0:q0 + ql].transpose(0, 1)
                 mask = torch.arange(kl)[None] <= pos[:, None]
-                out[q0:q0 + ql] = F.scaled_dot_product_attention(
-                    q[None], k[None], v[None], attn_mask=mask, scale=self.scale)[0].transpose(0, 1)
+                if self.window:
+                    mask &= torch.arange(kl)[None] > pos[:, None] - self.window
+                if learnable_sink is None:
+                    got = F.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, scale=self.scale)[0]
+                else:  # a score beside the keys' that has no value
+                    scores = (q @ k.transpose(1, 2) * self.scale).masked_fill(~mask, float('-inf'))
+                    sink = learnable_sink.to(scores.dtype)[:, None, None].expand(-1, ql, 1)
+                    got = torch.cat((scores, sink), -1).softmax(-1)[..., :-1] @ v
+                out[q0:q0 + ql] = got.transpose(0, 1)
                 q0 += ql
             return out
 
@@ -136,8 +145,10 @@ def make_backend():
             for e in topk_ids.unique().tolist():
                 t, s = (topk_ids == e).nonzero(as_tuple=True)
                 gu = hidden_states[t] @ gate_up_weights[e].T
+                if gate_up_bias is not None: gu = gu + gate_up_bias[e]
                 a, b = gu.chunk(2, -1)
-                y = (F.silu(a) * b) @ down_weights[e].T
+                y = (act_func(gu) if act_func else F.silu(a) * b) @ down_weights[e].T
+                if down_bias is not None: y = y + down_bias[e]
                 out.index_add_(0, t, y * w[t, s, None].to(y.dtype))
             return out
 
@@ -147,8 +158,11 @@ def make_backend():
         @classmethod
         def build_op(cls, spec, *, enable_deterministic=False):
             if isinstance(spec, PagedAttentionBuildSpec):
-                return CpuAttention(spec.num_heads, spec.head_dim, scale=spec.scale, num_kv_heads=spec.num_kv_heads,
-                                    v_head_size=spec.v_head_dim, causal=spec.causal)
+                op = CpuAttention(spec.num_heads, spec.head_dim, scale=spec.scale, num_kv_heads=spec.num_kv_heads,
+                                  v_head_size=spec.v_head_dim, causal=spec.causal)
+                window = spec.sliding_window
+                op.window = max(0, (window[0] if isinstance(window, tuple) else window) or 0)
+                return op
             if isinstance(spec, FusedMoEBuildSpec):
                 return CpuFusedMoE(spec)
             return super().build_op(spec, enable_deterministic=enable_deterministic)

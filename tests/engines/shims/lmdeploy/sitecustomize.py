@@ -12,7 +12,8 @@ import time
 
 
 class _Finder:
-    names = {"lmdeploy", "lmdeploy.pytorch.backends.selector", "lmdeploy.pytorch.config", "lmdeploy.pytorch.engine.engine_loop"}
+    names = {"lmdeploy", "lmdeploy.tokenizer", "lmdeploy.pytorch.backends.selector", "lmdeploy.pytorch.config",
+             "lmdeploy.pytorch.engine.engine_loop"}
 
     def find_spec(self, name, path=None, target=None):
         if name not in self.names:
@@ -33,6 +34,8 @@ class _Finder:
                 lmdcpu.patch_lmdeploy()
             elif name.endswith("config"):
                 lmdcpu.patch_dtype(module)
+            elif name.endswith("tokenizer"):
+                module.GptOssTokenizer = module.HuggingFaceTokenizer  # its own downloads a vocabulary
             elif name.endswith("engine_loop"):
                 _break_capture(module, os.environ.get("MOOR_TEST_BREAK"))
 

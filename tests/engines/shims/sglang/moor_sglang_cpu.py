@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test-only: two paths of SGLang's CPU engine that still assume a CUDA driver, as an entry point of sglang.srt.plugins.
 
+$MOOR_TEST_LATENT: for DeepSeek's attention. Where no AMX is used, SGLang takes Triton's choice for its plain backend: keys spread out,
+which that one looks for in a cache of latent ones. It can have the other choice, which SGLang makes elsewhere.
 $MOOR_TEST_BREAK breaks what the capture is given, to prove that somebody notices: "shift" adds one to every id, "drop" loses
 one layer."""
 import inspect
@@ -17,6 +19,10 @@ def activate():
     common.ALLOC_MEMORY_FUNCS["cpu"] = plain  # enable_return_routed_experts registers host memory with CUDA
     if not torch.cuda.is_available():
         torch.cuda.synchronize = lambda *args, **kwargs: None  # release_memory_occupation synchronizes
+    if os.environ.get("MOOR_TEST_LATENT"):
+        from sglang.srt.models.deepseek_common import attention_backend_handler as choice
+
+        choice.AttentionBackendRegistry.register("torch_native", lambda attn, batch: choice.AttnForwardMethod.MLA)
     if how := os.environ.get("MOOR_TEST_BREAK"):
         _break_capture(how)
 
