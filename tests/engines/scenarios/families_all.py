@@ -9,8 +9,8 @@ GROUP = Group(moor={"record": {"validate": "seal"}}, engines=ALL, prefix=True)
 
 TIE = 2e-4  # of scores: the kernels of engine and oracle differ by that much where attention is sharp
 
-# Further options of its server. Latent attention twice: as it is, without cached prefixes (vLLM has none with it on a CPU), and
-# spread out into plain attention, with them. A CPU with AMX has a kernel that float32 does not fit, so another is named.
+# Further options of its server. vLLM, latent attention twice: as it is, without cached prefixes (a CPU has none with it),
+# and spread out into plain attention, with them. With AMX it takes a kernel that refuses float32: another is named.
 LATENT = {"args": ["--attention-backend", "CPU_MLA"], "block_size": None}
 OPTIONS = {
     "vllm": {"deepseek_v2": {"env": {"VLLM_MLA_DISABLE": "1"}}, "deepseek_v3": LATENT},
@@ -19,7 +19,13 @@ OPTIONS = {
 NO_PREFIX = {"vllm": ("deepseek_v3",)}
 
 # What an engine cannot show, and why.
+NO_ROUTES = "LMDeploy 0.18's class for it hands out no routes"
+NO_MODEL = "LMDeploy 0.18 has no such model"
 UNABLE = {
+    "vllm": {"minimax_m2": "vLLM 0.32's router for CPUs has sigmoid with groups only (cpu_router.py: an assertion)"},
+    "sglang": {"dots1": "SGLang 0.5.23 has no such model"},
+    "lmdeploy": {**dict.fromkeys(("qwen2", "mixtral", "deepseek_v2", "deepseek_v3", "glm4", "phimoe"), NO_ROUTES),
+                 **dict.fromkeys(("olmoe", "dots1", "granite", "ernie45", "minimax_m2"), NO_MODEL)},
 }
 
 

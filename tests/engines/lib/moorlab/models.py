@@ -23,7 +23,7 @@ BASE = dict(vocab_size=512, hidden_size=128, num_attention_heads=4, num_key_valu
             pad_token_id=0, tie_word_embeddings=False, initializer_range=0.2)
 
 # Multi-head latent attention and the first layer dense, as all of DeepSeek's have. 512 + 64: vLLM's kernel has no other size.
-# YaRN, as all of them have too: vLLM's plain rotary kernel for CPUs turns the wrong rows of a [tokens, heads, dim] query.
+# YaRN, as all of them have too: vLLM's plain rotary kernel (CPU) turns the wrong part of a [tokens, heads, dim] query.
 MLA = dict(intermediate_size=256, moe_intermediate_size=64, first_k_dense_replace=1, q_lora_rank=64, kv_lora_rank=512,
            qk_nope_head_dim=32, qk_rope_head_dim=64, v_head_dim=32, num_key_value_heads=4, moe_layer_freq=1,
            rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=512,
@@ -71,7 +71,8 @@ FAMILIES = {
                dict(intermediate_size=128, num_local_experts=16, num_experts_per_tok=4, sliding_window=128), ()),
     # biases as the published models have them: engines make room for them unasked, and leave it as memory was
     "phimoe": ("PhimoeConfig", "PhimoeForCausalLM",
-               dict(intermediate_size=128, num_local_experts=16, num_experts_per_tok=2, attention_bias=True, lm_head_bias=True),
+               dict(intermediate_size=128, num_local_experts=16, num_experts_per_tok=2, attention_bias=True,
+                    lm_head_bias=True),
                ("head_dim",)),
     "granite": ("GraniteMoeConfig", "GraniteMoeForCausalLM",
                 dict(intermediate_size=64, num_local_experts=16, num_experts_per_tok=4, attention_multiplier=0.18), ("head_dim",)),
@@ -81,7 +82,7 @@ FAMILIES = {
                      moe_layer_start_index=1, moe_layer_end_index=3, moe_layer_interval=2), ("head_dim",)),
     "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM",
                    dict(intermediate_size=64, num_local_experts=32, num_experts_per_tok=4, rotary_dim=32,
-                        scoring_func="sigmoid", use_routing_bias=True), ()),
+                        scoring_func="sigmoid", use_routing_bias=True, use_qk_norm=True), ()),
     # no router at all: recording must switch itself off (SEMANTICS 1.21)
     "dense": ("Qwen3Config", "Qwen3ForCausalLM", dict(intermediate_size=256), ()),
 }

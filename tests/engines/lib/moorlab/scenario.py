@@ -181,7 +181,7 @@ class Lab:
 
     @contextlib.contextmanager
     def of_family(self, family, tie, args=(), **change):
-        """A lab like this one with a server of its own for another model family, with these arguments too; the oracle is shared."""
+        """A lab like this one with a server of its own for another model family, `args` added; the oracle is shared."""
         group = copy.copy(self.group)
         group.family = family
         lab = Lab(group, self.engine.name, f"{self.name}-{family}")

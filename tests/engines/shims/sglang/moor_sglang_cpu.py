@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test-only: two paths of SGLang's CPU engine that still assume a CUDA driver, as an entry point of sglang.srt.plugins.
 
-$MOOR_TEST_LATENT: for DeepSeek's attention. Where no AMX is used, SGLang takes Triton's choice for its plain backend: keys spread out,
-which that one looks for in a cache of latent ones. It can have the other choice, which SGLang makes elsewhere.
+$MOOR_TEST_LATENT: for DeepSeek's attention. SGLang has no choice of method for its plain backend and takes Triton's: keys
+spread out, for which that backend looks in a cache of latent ones. With the other method, as in decoding, it works.
 $MOOR_TEST_BREAK breaks what the capture is given, to prove that somebody notices: "shift" adds one to every id, "drop" loses
 one layer."""
 import inspect
