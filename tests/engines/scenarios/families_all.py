@@ -23,7 +23,8 @@ NO_ROUTES = "LMDeploy 0.18's class for it hands out no routes"
 NO_MODEL = "LMDeploy 0.18 has no such model"
 UNABLE = {
     "vllm": {"minimax_m2": "vLLM 0.32's router for CPUs has sigmoid with groups only (cpu_router.py: an assertion)"},
-    "sglang": {"dots1": "SGLang 0.5.23 has no such model"},
+    "sglang": {"dots1": "SGLang 0.5.23 has no such model",
+               "gptoss": "SGLang 0.5.23 refuses its plain attention for it, and the others need kernels that are not here"},
     "lmdeploy": {**dict.fromkeys(("qwen2", "mixtral", "deepseek_v2", "deepseek_v3", "glm4", "phimoe"), NO_ROUTES),
                  **dict.fromkeys(("olmoe", "dots1", "granite", "ernie45", "minimax_m2"), NO_MODEL)},
 }
