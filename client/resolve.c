@@ -78,8 +78,8 @@ moor_status moor_ref_parse(const char *ref, size_t ref_len, moor_ref *out)
     if (!good)
         return moor_fail(MOOR_E_INVALID, "resolve: \"%.*s\" is no ref (moor1:HOST:INSTANCE:STORE:HANDLE:DTYPE:RxLxK)",
                          (int)(ref_len > 200 ? 200 : ref_len), ref);
-    strcpy(out->host, part[1]);
-    strcpy(out->instance, part[2]);
+    memcpy(out->host, part[1], strlen(part[1]) + 1);
+    memcpy(out->instance, part[2], strlen(part[2]) + 1);
     out->store_index = (uint32_t)store;
     out->nonce = (uint32_t)nonce;
     out->dtype = strcmp(part[6], "u8") == 0 ? MOOR_DTYPE_U8 : MOOR_DTYPE_U16;
@@ -102,30 +102,22 @@ static struct cached *cache_get(const char *instance)
     return entry;
 }
 
-static void cache_put(struct cached *entry)
+/* A user's reference ends; gone: its server is, so nobody shall find the entry any more. */
+static void cache_put(struct cached *entry, int gone)
 {
     pthread_mutex_lock(&mutex);
+    for (struct cached **at = &cache; gone && *at; at = &(*at)->next)
+        if (*at == entry) {
+            *at = entry->next;
+            entry->refs--;
+            break;
+        }
     int last = --entry->refs == 0;
     pthread_mutex_unlock(&mutex);
     if (last) {
         moor_detach(entry->client);
         free(entry);
     }
-}
-
-static void cache_drop(struct cached *entry)
-{
-    int listed = 0;
-    pthread_mutex_lock(&mutex);
-    for (struct cached **at = &cache; *at; at = &(*at)->next)
-        if (*at == entry) {
-            *at = entry->next;
-            listed = 1;
-            break;
-        }
-    pthread_mutex_unlock(&mutex);
-    if (listed)
-        cache_put(entry);
 }
 
 /* Two threads may attach at the same time; both entries are good, the older one is found from then on. */
@@ -179,9 +171,7 @@ static moor_status resolve_one(const char *ref_text, size_t ref_len, double time
         if (fresh && (status = cache_attach(ref.instance, timeout, &entry)))
             return status;
         status = moor_client_open_handle(entry->client, ref.store_index, ref.nonce, ref.handle, &record);
-        if (status == MOOR_E_CLOSED)
-            cache_drop(entry);
-        cache_put(entry);
+        cache_put(entry, status == MOOR_E_CLOSED);
         if (status != MOOR_E_CLOSED || fresh)
             break;
     }

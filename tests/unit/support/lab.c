@@ -9,7 +9,8 @@
 static void on_sealed(void *user, const moor_sealed_event *event)
 {
     lab_store *lab = user;
-    pthread_mutex_lock(&lab->events_lock); /* whoever sealed calls, without the store's lock: a test may have many threads */
+    pthread_mutex_lock(
+        &lab->events_lock); /* whoever sealed calls, without the store's lock: a test may have many threads */
     lab->sealed_events++;
     lab->last_event = *event;
     for (uint32_t i = 0; i < event->n_ids && i < 8; i++)
