@@ -18,6 +18,7 @@
 
 #include "../allocator/dirs.h"
 #include "../allocator/forkfd.h"
+#include "copy.h"
 #include "wire.h"
 
 enum { MAX_FDS = 16, POST_MS = 1000, PIECE = MOOR_WIRE_LIMIT - sizeof(moor_wire_header) /* payload of a message */ };
@@ -26,6 +27,7 @@ enum { MAX_FDS = 16, POST_MS = 1000, PIECE = MOOR_WIRE_LIMIT - sizeof(moor_wire_
 struct call {
     struct call *next;
     uint32_t tag;
+    uint16_t type;
     int done;
     moor_status status;
     void *payload; /* malloc'ed */
@@ -232,7 +234,8 @@ static moor_status take_welcome(moor_connection *connection, moor_wire_reader re
                          MOOR_WIRE_VERSION);
     if (!moor_wire_get(&reader, (char *)&welcome + 4, sizeof(welcome) - 4) ||
         reader.left != (size_t)welcome.layers * sizeof(int32_t) || !welcome.layers || !welcome.top_k ||
-        (welcome.dtype != MOOR_DTYPE_U8 && welcome.dtype != MOOR_DTYPE_U16) ||
+        (welcome.dtype != MOOR_DTYPE_U8 && welcome.dtype != MOOR_DTYPE_U16) || !welcome.num_experts ||
+        !moor_copy_dtype_holds(welcome.dtype, welcome.num_experts) ||
         welcome.row_bytes != (uint64_t)welcome.layers * welcome.top_k * welcome.dtype ||
         welcome.stages > MOOR_CLIENT_STORES)
         return moor_fail(MOOR_E_CORRUPT, "store %u: a greeting of %zu bytes that does not add up", shape->store_index,
@@ -279,7 +282,7 @@ static moor_status take_payload(moor_connection *connection, const moor_wire_hea
         moor_status status = moor_wire_large_read(fd, large.length, payload);
         close(fd);
         *n = large.length;
-        return status;
+        return status ? status : header->status;
     }
     *payload = malloc(reader.left + 1);
     if (!*payload)
@@ -288,6 +291,16 @@ static moor_status take_payload(moor_connection *connection, const moor_wire_hea
     moor_wire_get(&reader, *payload, *n);
     ((char *)*payload)[*n] = 0;
     return header->status;
+}
+
+/* Under the mutex: where the call is listed that the message answers; NULL there: none does. Tag 0: the store refuses us before it
+ * read anything. */
+static struct call **awaiting(moor_connection *connection, const moor_wire_header *header)
+{
+    struct call **at = &connection->calls;
+    while (*at && ((header->tag && (*at)->tag != header->tag) || (*at)->type != header->type))
+        at = &(*at)->next;
+    return at;
 }
 
 /* Hands one whole message to the call that waits for it. Text of what is wrong with it, or NULL. */
@@ -299,16 +312,18 @@ static const char *deliver(moor_connection *connection, const moor_wire_header *
     moor_status status;
     if (!(header->flags & MOOR_WIRE_REPLY) || header->status > 0)
         return "the store sent something else than a reply";
+    pthread_mutex_lock(&connection->mutex);
+    int awaited = *awaiting(connection, header) != NULL; /* a greeting that nobody asked for would change the shape */
+    pthread_mutex_unlock(&connection->mutex);
+    if (!awaited)
+        return "the store answered what nobody asked";
     status = take_payload(connection, header, reader, &payload, &n);
     if (status && !payload) { /* ours: the text of this thread goes to the thread that waits */
         payload = strdup(moor_last_error());
         n = payload ? strlen(payload) : 0;
     }
     pthread_mutex_lock(&connection->mutex);
-    struct call **at = &connection->calls;
-    while (*at && header->tag && (*at)->tag != header->tag)
-        at = &(*at)->next;
-    struct call *call = *at; /* tag 0: the store refuses us before it read anything */
+    struct call **at = awaiting(connection, header), *call = *at;
     if (call) {
         *at = call->next;
         call->status = status;
@@ -318,11 +333,9 @@ static const char *deliver(moor_connection *connection, const moor_wire_header *
         pthread_cond_broadcast(&connection->changed);
     }
     pthread_mutex_unlock(&connection->mutex);
-    if (!call) {
+    if (!call) /* it has just given up */
         free(payload);
-        return "the store answered what nobody asked";
-    }
-    return NULL;
+    return call ? NULL : "the store answered what nobody asked";
 }
 
 /* One round as the reader: waits up to the deadline, takes what is there. Text of what is wrong, or NULL. */
@@ -463,7 +476,7 @@ moor_status moor_connection_call(moor_connection *connection, uint16_t type, con
     moor_wire_header header = {.type = type};
     int in_pieces = type >= MOOR_WIRE_SESSION_START && type <= MOOR_WIRE_SESSION_ROLLBACK;
     size_t limit = in_pieces ? (size_t)MOOR_WIRE_REQUEST_LIMIT : PIECE;
-    struct call call = {.done = 0};
+    struct call call = {.type = type};
     uint32_t store = connection->shape.store_index;
     if (connection->pid != getpid())
         return moor_fail(MOOR_E_FORKED, "the connection to store %u belongs to the parent process %d", store,

@@ -23,6 +23,27 @@ struct request {
     moor_wire_open open;
 };
 
+/* A reply's records, of which there must be 1…most. */
+static moor_status take_records(moor_connection *connection, const void *payload, size_t size, uint32_t most,
+                                moor_record ***out, uint32_t *n)
+{
+    moor_record **records;
+    uint32_t count;
+    moor_status status = moor_records_from_reply(connection, payload, size, &records, &count);
+    if (status)
+        return status;
+    if (count && count <= most) {
+        *out = records;
+        *n = count;
+        return MOOR_OK;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        moor_record_release(records[i]);
+    free(records);
+    return moor_fail(MOOR_E_CORRUPT, "store %u answered with %u records",
+                     moor_connection_shape(connection)->store_index, count);
+}
+
 /* One store, waiting there up to timeout_ns. */
 static moor_status ask(const moor_client *client, moor_connection *connection, const struct request *request,
                        uint64_t timeout_ns, moor_record ***records, uint32_t *n)
@@ -35,7 +56,7 @@ static moor_status ask(const moor_client *client, moor_connection *connection, c
         moor_connection_call(connection, request->type, &open, sizeof(open), request->id, request->id_len,
                              moor_now_ns() + timeout_ns + moor_client_patience_ns(client), &payload, &size);
     if (!status)
-        status = moor_records_from_reply(connection, payload, size, records, n);
+        status = take_records(connection, payload, size, request->type == MOOR_WIRE_OPEN ? 1 : UINT32_MAX, records, n);
     free(payload);
     return status;
 }
@@ -258,9 +279,7 @@ moor_status moor_client_open_handle(moor_client *client, uint32_t store_index, u
         status = moor_connection_call(connections[i], MOOR_WIRE_OPEN_HANDLE, &message, sizeof(message), NULL, 0,
                                       moor_now_ns() + moor_client_patience_ns(client), &payload, &size);
     if (!status)
-        status = moor_records_from_reply(connections[i], payload, size, &records, &count);
-    if (!status && count != 1)
-        status = moor_fail(MOOR_E_CORRUPT, "store %u answered with %u records", store_index, count);
+        status = take_records(connections[i], payload, size, 1, &records, &count);
     if (!status)
         *out = records[0];
     free(records);

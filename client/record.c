@@ -31,11 +31,12 @@ static int take_parts(moor_wire_reader *reader, struct parts *out)
     return out->session && moor_wire_take(reader, (8 - text % 8) % 8);
 }
 
-/* Segments: exactly rows 0…rows-1 in order, inside the arena, missing ones adding up. NULL when all is well. */
+/* Segments: exactly rows 0…rows-1 in order, inside the arena and together no more than it has (what is copied of them is bounded by it),
+ * missing ones adding up. NULL when all is well. */
 static const char *fill_segments(moor_record *record, const struct parts *parts, moor_segment *segments)
 {
     const moor_shape *shape = moor_connection_shape(record->connection);
-    uint64_t next = 0, missing = 0;
+    uint64_t next = 0, missing = 0, most = shape->arena_bytes / shape->row_bytes;
     for (uint32_t i = 0; i < parts->head.n_segments; i++) {
         moor_wire_segment wire;
         memcpy(&wire, parts->segments + i * sizeof(wire), sizeof(wire));
@@ -49,6 +50,8 @@ static const char *fill_segments(moor_record *record, const struct parts *parts,
         }
         if (wire.offset > shape->arena_bytes || wire.rows > (shape->arena_bytes - wire.offset) / shape->row_bytes)
             return "a segment outside of the arena";
+        if (next - missing > most)
+            return "more rows than its arena has";
         segments[i].data = shape->arena + wire.offset;
     }
     if (next != parts->head.rows || missing != parts->head.missing_rows)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "resolve.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,8 +54,9 @@ static int number(const char *text, int base, uint64_t most, uint64_t *out)
     char *end;
     if (!*text || strspn(text, base == 16 ? "0123456789abcdef" : "0123456789") != strlen(text) || strlen(text) > 20)
         return 0;
+    errno = 0;
     *out = strtoull(text, &end, base);
-    return *out <= most;
+    return !errno && *out <= most;
 }
 
 moor_status moor_ref_parse(const char *ref, size_t ref_len, moor_ref *out)

@@ -144,6 +144,7 @@ static void refs_are_read_exactly(void **state)
                                       "moor1:h:i:3.2a:7:u8:1x1x1x1",
                                       "moor1:h:i:3.2a:-7:u8:1x1x1",
                                       "moor1:h:i:3.2a:g:u8:1x1x1",
+                                      "moor1:h:i:3.2a:10000000000000000:u8:1x1x1",
                                       "moor1::i:3.2a:7:u8:1x1x1",
                                       "moor1:h:i:3.2a:7:u8:1x1x99999999999"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
