@@ -111,10 +111,11 @@ STEPS = """
         def tolist(self):
             return list(self)
 
-    def step(tokens, *counts):
-        # [tokens][2 layers][2 experts]; behind them in memory lie more: who reads too far finds ids that look like some
-        memory = memoryview(bytes([1, 0, 2, 0]) * 2 * 64).cast("B", (64, 2 * 2 * 2))[:tokens]
-        ids = memory.cast("B").cast("H", (tokens, 2, 2))
+    def step(tokens, *counts, layers=(1, 2, 1, 2)):
+        # [tokens][layers][2 experts]; behind them in memory lie more: who reads too far finds ids that look like some
+        row = b"".join(i.to_bytes(2, "little") for i in layers)
+        memory = memoryview(row * 64).cast("B", (64, len(row)))[:tokens]
+        ids = memory.cast("B").cast("H", (tokens, len(layers) // 2, 2))
         batch = [Namespace(session_id=n, status=Namespace(name="RUNNING"), num_history_ids=0, num_valid_ids=count + 1)
                  for n, count in enumerate(counts, 1)]
         loop._make_infer_outputs(Namespace(all_routed_experts=ids), batch, Namespace(seq_length=Lengths(counts)), None)
@@ -130,8 +131,12 @@ class Engine(unittest.TestCase):
     def setUp(self):
         self.dir = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.dir)
-        for path, text in (("pytorch/engine/engine.py", ENGINE), ("pytorch/engine/engine_loop.py", LOOP),
-                           ("pytorch/engine/engine_instance.py", INSTANCE), ("pytorch/engine/mp_engine/base.py", PROXY), ("serve/core/async_engine.py", FRONT)):
+        self.write(("pytorch/engine/engine.py", ENGINE), ("pytorch/engine/engine_loop.py", LOOP),
+                   ("pytorch/engine/engine_instance.py", INSTANCE), ("pytorch/engine/mp_engine/base.py", PROXY),
+                   ("serve/core/async_engine.py", FRONT))
+
+    def write(self, *files):
+        for path, text in files:
             path = os.path.join(self.dir, "lmdeploy", path)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "w", encoding="utf-8") as f:
@@ -172,6 +177,13 @@ class Steps(Engine):
         ran = self.steps("step(5, 3, 4)")
         self.assertEqual(ran.stdout.splitlines(), ["3 [(0, 3)] [[[0, 0], [0, 0]]]", "4 [(0, 4)] [[[0, 0], [0, 0]]]"])
         self.assertIn("all_routed_experts has 5 tokens, the batch goes on to 7", ran.stderr)
+
+
+    def test_layers_without_experts_are_passed_over(self):
+        """The engine hands over all layers of the model, the first of them dense."""
+        self.write(("pytorch/engine/engine.py", ENGINE.replace("layers=2", "layers=3, first_k_dense_replace=1")))
+        ran = self.steps("step(3, 3, layers=(7, 6, 1, 2, 3, 4))")
+        self.assertEqual(ran.stdout.splitlines(), ["3 [] [[[1, 2], [3, 4]]]"])
 
 
 class Delivery(Engine):
