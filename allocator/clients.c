@@ -29,6 +29,7 @@ static moor_client_lease *find(const moor_clients *clients, uint64_t client, moo
 {
     lease_key key = {client, handle};
     moor_client_lease *lease = NULL;
+    /* NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): uthash: what it takes for empty is not */
     HASH_FIND(hh, clients->leases, &key, sizeof(key), lease);
     return lease;
 }
@@ -106,6 +107,7 @@ static void end_one(moor_clients *clients, moor_client_lease *lease)
         owner->first = lease->next;
     if (lease->next)
         lease->next->previous = lease->previous;
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): uthash: what it takes for empty is not */
     HASH_DELETE(hh, clients->leases, lease);
     moor_heap_free(lease);
     forget_if_empty(clients, owner);

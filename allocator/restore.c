@@ -298,7 +298,7 @@ static moor_status read_pieces(moor_restore_plan *plan, moor_snapreader *reader,
         if (first > have || rows > have - first)
             return moor_snapreader_wrong(reader, back,
                                          "piece %u of record %.100s: rows %u to %llu of block %u, which has %u", i,
-                                         slot->id, first, (unsigned long long)(first + rows), number, have);
+                                         slot->id, first, (unsigned long long)first + rows, number, have);
         moor_rows_append(&slot->rows, plan->blocks[number].block, first, rows);
     }
     slot->accepted = slot->kv_done = slot->rows.end;
@@ -314,6 +314,7 @@ static moor_status read_record(moor_restore_plan *plan)
     moor_status status = reader->status ? reader->status : take_slot(plan, reader, handle, &slot);
     if (status)
         return status;
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): a slot of the plan's own */
     slot->owner = plan->source.format >= 2 ? moor_snapreader_u32(reader, "an owner") : MOOR_OWNER_NONE;
     if (slot->owner > MOOR_OWNER_TRACE_STORE)
         return moor_snapreader_wrong(reader, 4, "owner %u, known are 0 to %d", slot->owner, MOOR_OWNER_TRACE_STORE);

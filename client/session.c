@@ -144,7 +144,7 @@ static moor_status ask(struct asking *a, const char *what, uint16_t type, uint32
 /* The store of the record, if the session may live there. */
 static moor_status place(struct asking *a, const moor_record *record, uint32_t *store)
 {
-    struct known known;
+    struct known known = {-1, -1, -1};
     moor_connection *home = NULL;
     moor_status status = record ? moor_record_home(record, &home, &a->head.handle) : MOOR_OK;
     uint32_t at = 0;

@@ -52,7 +52,7 @@ static int preload_path(char *path)
     if (!path[at])
         return 0;
     if (*name == '/' && !name[strcspn(name, splits)] && strlen(name) < PATH_MAX) {
-        strcpy(path, name);
+        memcpy(path, name, strlen(name) + 1);
         return 0;
     }
     return fail(EXIT_FAILED,
