@@ -168,6 +168,32 @@ class Updates(Engine):
                 self.assertEqual(again, "installed open")
 
 
+class Off(Engine):
+    """SEMANTICS 1.21: whoever cannot record says so to the whole server, which status repeats."""
+
+    def why(self):
+        text = """
+            import moor
+            from types import SimpleNamespace as Namespace
+            from lmdeploy.pytorch.engine.engine import Engine
+
+            engine = Engine(Namespace())
+            print(moor.attach("default", 10.0).stats()["recording_off"])
+            """
+        return self.program(textwrap.dedent(text)).stdout.strip()
+
+    def test_it_is_on(self):
+        self.assertEqual(self.why(), "")
+
+    def test_a_model_that_cannot_be_recorded(self):
+        self.write(("pytorch/engine/engine.py", ENGINE.replace('"ar"', '"dllm"')))
+        self.assertIn("without speculative and without diffusion decoding", self.why())
+
+    def test_a_store_that_cannot_be_opened(self):
+        self.write(("pytorch/engine/engine.py", ENGINE.replace("num_experts=8", "num_experts=70000")))
+        self.assertIn("70000", self.why())
+
+
 class Steps(Engine):
     def test_a_step(self):
         self.assertEqual(self.steps("step(7, 3, 4)").stdout.splitlines(), ["3 [] [[[1, 2], [1, 2]]]", "4 [] [[[1, 2], [1, 2]]]"])
