@@ -31,7 +31,7 @@ def check_an_abort_before_the_first_token_has_nothing_to_deliver(lab):
     if lab.engine.name != "vllm":
         raise Skipped("its pause is another one, or its field stays empty by itself")
     before = lab.number("deliver_errors")
-    jobs = load.make_jobs(24, 90, lab.label(), prompt_max=40, tokens=(190, 200))
+    jobs = load.make_jobs(96, 90, lab.label(), prompt_max=40, tokens=(190, 200))
     flying = load.Load(lab.client, jobs, threads=24).start()
     eventually(lambda: lab.stats()["gate"]["in_flight"] >= 12, 60, "12 requests on their way, of which 8 run")
     flying.enough()
