@@ -159,7 +159,7 @@ static moor_status find(moor_client *client, const struct request *request, doub
         char why[192];
         if (!status && !n && moor_client_recording_off(client, why, sizeof(why)))
             status =
-                moor_fail(MOOR_E_NOT_FOUND, "instance \"%s\" records nothing: %s", moor_client_instance(client), why);
+                moor_fail(MOOR_E_UNSUPPORTED, "instance \"%s\" records nothing: %s", moor_client_instance(client), why);
         if (status)
             return status;
         if (wait_ns > SLICE_S * 1000000000ull)

@@ -305,6 +305,10 @@ int moor_vllm_kv_cache_after(moor_jp_call *call)
     PyObject *profiling = moor_jp_param(call, 1);
     if (!W.layers || rt->store || call->self != W.runner || profiling == Py_True)
         return MOOR_JP_OK;
+    if (!moor_runtime_records()) { /* another pipeline stage cannot record, and all models are loaded by now */
+        W.layers = 0;
+        return MOOR_JP_OK;
+    }
     PyObject *kv = moor_jp_param(call, 0);
     PyObject *groups = moor_py_path(kv, "kv_cache_groups");
     W.group = full_attention_group(groups);

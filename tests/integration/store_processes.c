@@ -91,7 +91,7 @@ static void S1_21_an_open_does_not_wait_where_nothing_is_recorded(void **state)
     actor_say(&server, "ok default ", "join {}");
     actor_say(&server, "ok", "off no MoE router was found in the model");
     start_consumer(&consumer);
-    actor_say(&consumer, "MOOR_E_NOT_FOUND instance \"default\" records nothing: no MoE router was found in the model",
+    actor_say(&consumer, "MOOR_E_UNSUPPORTED instance \"default\" records nothing: no MoE router was found in the model",
               "open any 600");
     actor_say(&server, "ok", "store 0"); /* a worker started again */
     record(&server, "any", 3);

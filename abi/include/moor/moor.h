@@ -473,7 +473,7 @@ typedef struct moor_api {
     void (*detach)(moor_client *client); /* records opened from it stay readable; their leases end here */
     const char *(*client_instance)(const moor_client *client);
     /* Opens the sealed record that `id` means (core id, external id, HTTP id) and leases it. flags/rows: MOOR_OPEN_PREFIX.
-     * MOOR_E_NOT_FOUND at once, whatever the timeout, where the server records nothing (recording_off).
+     * MOOR_E_UNSUPPORTED at once, whatever the timeout, where the server records nothing (recording_off).
      * Pipeline stages: waits until every stage has it sealed; the rows are put together in memory of the record's own, and events and
      * claims go to every stage. A row that a stage lacks is missing. */
     moor_status (*open)(moor_client *client, const char *id, uint32_t id_len, double timeout, uint32_t flags,
