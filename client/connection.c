@@ -248,7 +248,6 @@ static moor_status take_welcome(moor_connection *connection, moor_wire_reader re
     shape->row_bytes = welcome.row_bytes;
     shape->nonce = welcome.nonce;
     shape->stages = welcome.stages ? welcome.stages : 1; /* 0: a store of an earlier version */
-    shape->stage = shape->store_index % shape->stages;
     connection->layer_ids = malloc(reader.left);
     if (!connection->layer_ids)
         return moor_fail(MOOR_E_NOMEM, "no memory for the list of layers");

@@ -24,7 +24,7 @@ typedef struct moor_connection moor_connection;
 
 typedef struct moor_shape { /* of a store's rows; layer_ids lives as long as the connection */
     uint32_t store_index, layers, top_k, num_experts, model_layers, dtype, row_bytes, nonce;
-    uint32_t stage, stages; /* of a pipeline; without one 0 of 1 */
+    uint32_t stages; /* of the pipeline that it is one of (stages.h); without one 1 */
     const int32_t *layer_ids;
     const unsigned char *arena; /* read-only mapping */
     uint64_t arena_bytes;

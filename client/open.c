@@ -37,9 +37,7 @@ static moor_status take_records(moor_connection *connection, const void *payload
         *n = count;
         return MOOR_OK;
     }
-    for (uint32_t i = 0; i < count; i++)
-        moor_record_release(records[i]);
-    free(records);
+    moor_records_drop(records, count);
     return moor_fail(MOOR_E_CORRUPT, "store %u answered with %u records",
                      moor_connection_shape(connection)->store_index, count);
 }
@@ -71,9 +69,7 @@ struct found {
 
 static void found_drop(struct found *found)
 {
-    for (uint32_t i = 0; i < found->n; i++)
-        moor_record_release(found->records[i]);
-    free(found->records);
+    moor_records_drop(found->records, found->n);
     found->records = NULL;
     found->n = 0;
 }
@@ -95,9 +91,7 @@ static moor_status found_add(struct found *found, moor_record **records, uint32_
     }
     moor_record **grown = realloc(found->records, (found->n + n + 1) * sizeof(*grown));
     if (!grown) {
-        for (uint32_t i = 0; i < n; i++)
-            moor_record_release(records[i]);
-        free(records);
+        moor_records_drop(records, n);
         return moor_fail(MOOR_E_NOMEM, "no memory for %u records", found->n + n);
     }
     found->records = grown;

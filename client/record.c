@@ -162,9 +162,7 @@ moor_status moor_records_from_reply(moor_connection *connection, const void *pay
             made++;
     }
     if (status) {
-        for (uint32_t i = 0; i < made; i++)
-            moor_record_release(records[i]);
-        free(records);
+        moor_records_drop(records, made);
         return status;
     }
     *out = records;
@@ -384,4 +382,11 @@ void moor_record_release(moor_record *record)
         moor_record_release(record->parts[i]);
     free(record->rows);
     free(record);
+}
+
+void moor_records_drop(moor_record **records, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        moor_record_release(records[i]);
+    free(records);
 }

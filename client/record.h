@@ -44,5 +44,7 @@ moor_status moor_record_ref(const moor_record *record, char *buf, size_t size);
 moor_status moor_record_event(moor_record *record, uint32_t event);
 moor_status moor_record_claim(moor_record *record, uint32_t owner);
 void moor_record_release(moor_record *record);
+/* A malloc'ed array of them: releases all and frees it. */
+void moor_records_drop(moor_record **records, uint32_t n);
 
 #endif

@@ -249,7 +249,7 @@ static moor_status join_first(moor_record **records, uint32_t *n, uint32_t stage
     for (uint32_t i = 0; i < *n; i++) {
         if (!belong_together(records[0], records[i]))
             continue;
-        moor_record **place = &parts[moor_connection_shape(records[i]->connection)->stage];
+        moor_record **place = &parts[moor_stages_number(moor_connection_shape(records[i]->connection))];
         if (*place)
             return moor_fail(MOOR_E_CORRUPT, "request %s: store %u has it twice", records[i]->info.request_id,
                              records[i]->info.store_index);

@@ -17,6 +17,12 @@ static inline uint32_t moor_stages_replica(const moor_shape *shape)
     return shape->store_index / shape->stages;
 }
 
+/* Which of them, from 0. */
+static inline uint32_t moor_stages_number(const moor_shape *shape)
+{
+    return shape->store_index % shape->stages;
+}
+
 /* Replaces the parts among the *n records, which are all that one id means, by the records that they are parts of; others stay as they are.
  * MOOR_E_TIMEOUT: a stage lacks its part. On failure all of them are the caller's as before. */
 moor_status moor_stages_join(moor_record **records, uint32_t *n);

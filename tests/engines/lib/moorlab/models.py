@@ -47,7 +47,8 @@ FAMILIES = {
     "mixtral": ("MixtralConfig", "MixtralForCausalLM",
                 dict(intermediate_size=128, num_local_experts=8, num_experts_per_tok=2), ()),
     "olmoe": ("OlmoeConfig", "OlmoeForCausalLM",
-              dict(intermediate_size=64, num_experts=32, num_experts_per_tok=8, num_key_value_heads=4), ("head_dim", "num_key_value_heads")),
+              dict(intermediate_size=64, num_experts=32, num_experts_per_tok=8, num_key_value_heads=4),
+              ("head_dim", "num_key_value_heads")),
     # shared experts, which are no column; softmax, groups by their best expert
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM",
                     dict(MLA, n_routed_experts=16, num_experts_per_tok=4, n_shared_experts=2, n_group=4, topk_group=2,
