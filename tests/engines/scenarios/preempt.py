@@ -4,13 +4,16 @@ from moorlab import load
 from moorlab.scenario import ALL, Group, Skipped, eventually, proves, require
 
 GROUP = Group(moor={}, engines=(*ALL, "vllm024"), prefix=True, kv_tokens=544, args=["--max-num-seqs", "8"],
-              options={"sglang": {"env": {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "60"}}})  # it plans too well
+              options={"sglang": {"env": {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "20"}}})  # it plans too well
 
 
 @proves("S1.6", "S1.7", "S1.15")
 def check_recomputed_rows_keep_their_first_value(lab):
     before = lab.number("rows_dropped")
-    done = lab.send(16, 8, prompt_max=60, prefix_len=64, tokens=(40, 80))
+    # Any two of these that run side by side are too many for the cache at their end, however slowly they are sent. SGLang runs only
+    # what it has room for to the end; it retracts from a batch of two or more, each so many steps.
+    tokens = (40, 80) if lab.engine.name == "sglang" else (280, 320)
+    done = lab.send(12, 12, prompt_max=60, prefix_len=64, tokens=tokens)
     again = lab.number("rows_dropped") - before
     require(again > 0, "no row was computed twice: nothing was preempted, the check proves nothing")
     t = lab.expect_routes(done)
