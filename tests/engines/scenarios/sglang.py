@@ -10,9 +10,9 @@ GROUP = Group(engines=("sglang",), moor={"gate": {"mode": "enforce"}, "weights":
 
 def in_flight(lab, tokens, label):
     """A request that will be in the middle of things."""
+    rows = lab.number("rows_total")
     flying = load.Load(lab.client, [load.Job([5, 6, 7, 8, 9], tokens, label, more=dict(ignore_eos=True))], 1).start()
-    eventually(lambda: lab.store.gate.status()["in_flight"] > 0, 10, "the request is in flight")
-    time.sleep(0.3)
+    eventually(lambda: lab.number("rows_total") > rows + 8, 60, "the request runs")
     return flying
 
 
@@ -27,7 +27,7 @@ def check_pause_modes(lab):
     """A request that is paused in the middle, in each of the engine's modes, has the rows of one that was not."""
     said = []
     for mode in ("in_place", "retract", "abort"):
-        flying = in_flight(lab, 100, lab.label())
+        flying = in_flight(lab, 300, lab.label())
         lab.client.pause(mode)
         state = lab.store.gate.status()["state"]
         require(state != "open", f"{mode}: the gate is open while the engine is paused")
@@ -116,7 +116,7 @@ def check_input_that_a_processor_passes_over(lab):
 def check_false_after_the_weights_changed(lab):
     """Last. Paused with a request in the middle, SGLang loads new weights, cannot flush the old cache, and says False."""
     before = lab.store.gate.status()["epoch"]
-    flying = in_flight(lab, 150, lab.label())
+    flying = in_flight(lab, 300, lab.label())
     lab.client.pause("in_place")
     try:
         lab.client.update(lab.model(0))
