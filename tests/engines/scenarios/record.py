@@ -164,17 +164,20 @@ def check_abort_seals_once_with_right_rows(lab):
     """The client goes away in the middle: one seal; the rows that are there are the oracle's for the same greedy text."""
     import numpy as np
 
-    prompt, label = [21, 22, 23, 24, 25], lab.label()
+    prompt = [21, 22, 23, 24, 25]
     whole = lab.one(prompt, 400)
-    seen = lab.client.start_and_drop(prompt, 400, label, read_chunks=5)
-    require(whole.tokens[:len(seen)] == seen, "greedy text differs between two runs")
-    record = eventually(lambda: lab.store.open(lab.client.record_id(label), 5.0), 10, "the aborted request's record")
-    require(len(prompt) + len(seen) - 1 <= record.rows < whole.rows, f"{record.rows} rows, the client saw {len(seen)} tokens")
     want = lab.oracle.rows(lab.model(), {"w": whole.all_tokens})["w"]
-    lab.expect_clean(compare.against_oracle(label, np.asarray(record.array()), want.ids[:record.rows], want.gap))
-    rows = record.rows
-    record.release()
-    return f"{rows} rows"
+    for _ in range(10):  # a busy server hears of it when all is done
+        label = lab.label()
+        seen = lab.client.start_and_drop(prompt, 400, label, read_chunks=5)
+        require(whole.tokens[:len(seen)] == seen, "greedy text differs between two runs")
+        with lab.store.open(lab.client.record_id(label), 60.0) as record:
+            rows = record.rows
+            require(len(prompt) + len(seen) - 1 <= rows <= whole.rows, f"{rows} rows, the client saw {len(seen)} tokens")
+            lab.expect_clean(compare.against_oracle(label, np.asarray(record.array()), want.ids[:rows], want.gap))
+        if rows < whole.rows:
+            return f"{rows} rows"
+    require(False, "ten requests whose client went away ran to their end")
 
 
 @proves("S1.18", "S1.22")
