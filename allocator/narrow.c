@@ -69,18 +69,24 @@ void moor_isa_force(int isa)
     atomic_store(&forced, isa > best ? best : isa);
 }
 
-moor_narrow_fn moor_narrow_pick(uint32_t dtype, uint32_t row_id_bytes, int contiguous)
+int moor_isa(void)
 {
-    if (!moor_narrow_dtype_bytes(dtype) || (row_id_bytes != 1 && row_id_bytes != 2))
-        return NULL;
-    uint32_t wide = row_id_bytes - 1;
-#if MOOR_NARROW_X86
     static _Atomic int best = -1;
     int isa = atomic_load_explicit(&forced, memory_order_relaxed);
     if (isa < 0 && (isa = atomic_load_explicit(&best, memory_order_relaxed)) < 0) {
         isa = moor_isa_best();
         atomic_store_explicit(&best, isa, memory_order_relaxed);
     }
+    return isa;
+}
+
+moor_narrow_fn moor_narrow_pick(uint32_t dtype, uint32_t row_id_bytes, int contiguous)
+{
+    if (!moor_narrow_dtype_bytes(dtype) || (row_id_bytes != 1 && row_id_bytes != 2))
+        return NULL;
+    uint32_t wide = row_id_bytes - 1;
+#if MOOR_NARROW_X86
+    int isa = moor_isa();
     if (contiguous && isa > MOOR_ISA_SCALAR) {
         moor_narrow_fn kernel = isa == MOOR_ISA_AVX512 ? avx512[dtype][wide] : NULL;
         kernel = kernel ? kernel : avx2[dtype][wide];

@@ -33,7 +33,8 @@ typedef uint64_t (*moor_narrow_fn)(const moor_narrow *job);
 enum { MOOR_ISA_SCALAR = 0, MOOR_ISA_AVX2 = 1, MOOR_ISA_AVX512 = 2 };
 
 int moor_isa_best(void); /* of this CPU */
-/* Tests: what moor_narrow_pick picks from now on (at most moor_isa_best); -1: the best. */
+int moor_isa(void);      /* what is used */
+/* Tests: what moor_isa says from now on (at most moor_isa_best); -1: the best. */
 void moor_isa_force(int isa);
 
 /* The kernel for source dtype → 1 or 2 byte rows; contiguous: k_bytes is the size of an id. NULL: no such dtype. */

@@ -134,8 +134,19 @@ AVX2 uint64_t largest_avx2(const __m256i *most)
     return largest;
 }
 
+/* 32 ids, each below 256, in order; a larger one may become anything. */
+AVX2 void store32_u8(uint8_t *to, __m256i a, __m256i b, __m256i c, __m256i d)
+{
+    __m256i bytes = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d)); /* by lanes */
+    bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256((__m256i *)(void *)to, bytes);
+}
+
 #define AVX2_ROW(load, store, bytes)                                                                                   \
     uint32_t at = 0;                                                                                                   \
+    for (; (bytes) == 1 && at + 32 <= k; at += 32)                                                                     \
+        store32_u8(to + at, load(from + at * ID, 8, most), load(from + (at + 8) * ID, 8, most),                        \
+                   load(from + (at + 16) * ID, 8, most), load(from + (at + 24) * ID, 8, most));                        \
     for (; at + 8 <= k; at += 8)                                                                                       \
         store(to + at * (bytes), load(from + at * ID, 8, most), 8);                                                    \
     if (at < k)                                                                                                        \
@@ -206,9 +217,33 @@ static const moor_narrow_fn avx2[MOOR_DTYPE_I64 + 1][2] = {
 
 /* ---- AVX-512: masks do the ends; 16 int32 or 8 int64 at a time. most[0]: largest ids. ---- */
 
+/* 64 ids, each below 256, in order; a larger one may become anything. */
+AVX512 void store64_u8(uint8_t *to, __m512i a, __m512i b, __m512i c, __m512i d)
+{
+    __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); /* packing goes by lanes */
+    __m512i bytes = _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d));
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, bytes));
+}
+AVX512 __m512i load16_i32(const uint8_t *from, __m512i *most)
+{
+    __m512i ids = _mm512_loadu_si512(from);
+    most[0] = _mm512_max_epu32(most[0], ids);
+    return ids;
+}
+AVX512 __m512i load16_i64(const uint8_t *from, __m512i *most)
+{
+    __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    __m512i low = _mm512_loadu_si512(from), high = _mm512_loadu_si512(from + 64);
+    most[0] = _mm512_max_epu64(most[0], _mm512_max_epu64(low, high));
+    return _mm512_permutex2var_epi32(low, even, high);
+}
 AVX512 void row512_i32_u8(uint8_t *to, const uint8_t *from, uint32_t k, __m512i *most)
 {
-    for (uint32_t at = 0; at < k; at += 16) {
+    uint32_t at = 0;
+    for (; at + 64 <= k; at += 64)
+        store64_u8(to + at, load16_i32(from + at * 4, most), load16_i32(from + at * 4 + 64, most),
+                   load16_i32(from + at * 4 + 128, most), load16_i32(from + at * 4 + 192, most));
+    for (; at < k; at += 16) {
         __mmask16 mask = k - at >= 16 ? (__mmask16)0xFFFF : (__mmask16)((1u << (k - at)) - 1);
         __m512i ids = _mm512_maskz_loadu_epi32(mask, from + at * 4);
         most[0] = _mm512_max_epu32(most[0], ids);
@@ -226,7 +261,11 @@ AVX512 void row512_i32_u16(uint8_t *to, const uint8_t *from, uint32_t k, __m512i
 }
 AVX512 void row512_i64_u8(uint8_t *to, const uint8_t *from, uint32_t k, __m512i *most)
 {
-    for (uint32_t at = 0; at < k; at += 8) {
+    uint32_t at = 0;
+    for (; at + 64 <= k; at += 64)
+        store64_u8(to + at, load16_i64(from + at * 8, most), load16_i64(from + at * 8 + 128, most),
+                   load16_i64(from + at * 8 + 256, most), load16_i64(from + at * 8 + 384, most));
+    for (; at < k; at += 8) {
         __mmask8 mask = k - at >= 8 ? (__mmask8)0xFF : (__mmask8)((1u << (k - at)) - 1);
         __m512i ids = _mm512_maskz_loadu_epi64(mask, from + at * 8);
         most[0] = _mm512_max_epu64(most[0], ids);

@@ -4,8 +4,7 @@
 #include <string.h>
 
 #include "heap.h"
-
-enum { LINE = 64 };
+#include "stage_x86.h"
 
 /* An odd number of cache lines: the layers of a row do not share a few sets of the cache. */
 static size_t layer_bytes(const moor_stage *stage, uint32_t rows)
@@ -85,62 +84,13 @@ static inline void write_row(const moor_stage *stage, uint32_t r, size_t distanc
         memcpy(to, from, bytes);
 }
 
-#if defined(__x86_64__)
-#include <emmintrin.h>
-
-/* Rows of whole cache lines may go around the cache: a line that is written whole need not be read first, and nobody reads them before their
- * request ends. */
-static int may_stream(const moor_stage *stage)
-{
-    if (stage->bytes % sizeof(long long) || (size_t)stage->layers * stage->bytes % LINE)
-        return 0;
-    for (uint32_t r = 0; r < stage->rows; r++)
-        if ((uintptr_t)stage->row[r] % LINE)
-            return 0;
-    return 1;
-}
-
-static inline void stream(const moor_stage *stage, size_t distance, size_t bytes)
-{
-    for (uint32_t r = 0; r < stage->rows; r++) {
-        const uint8_t *from = stage->ids + r * bytes;
-        long long *to = (long long *)(void *)stage->row[r];
-        for (uint32_t l = 0; l < stage->layers; l++, from += distance)
-            for (size_t at = 0; at < bytes; at += sizeof(long long)) {
-                long long ids;
-                memcpy(&ids, from + at, sizeof(ids));
-                _mm_stream_si64(to++, ids);
-            }
-    }
-    _mm_sfence(); /* such stores are in no order with the word that publishes them */
-}
-
-static void stream_rows(const moor_stage *stage, size_t distance)
-{
-    if (stage->bytes == 8)
-        stream(stage, distance, 8);
-    else
-        stream(stage, distance, stage->bytes);
-}
-#else
-static int may_stream(const moor_stage *stage)
-{
-    (void)stage;
-    return 0;
-}
-static void stream_rows(const moor_stage *stage, size_t distance)
-{
-    (void)stage;
-    (void)distance;
-}
-#endif
-
 void moor_stage_write(const moor_stage *stage)
 {
     enum { AHEAD = 4 }; /* the next rows are elsewhere, and cold */
     size_t row_bytes = (size_t)stage->layers * stage->bytes, distance = layer_bytes(stage, stage->rows);
-    if (may_stream(stage)) {
-        stream_rows(stage, distance);
+    stream_fn stream = stream_pick(stage->bytes);
+    if (stream) {
+        stream(stage, distance);
         return;
     }
     for (uint32_t r = 0; r < stage->rows; r++) {

@@ -5,6 +5,8 @@
 #include "allocator/narrow.h"
 #include "support/lab.h"
 
+enum { MOST_K = 200 }; /* ids side by side: of many tokens, when they go to the stage */
+
 static const uint32_t dtypes[] = {MOOR_DTYPE_U8, MOOR_DTYPE_U16, MOOR_DTYPE_I16, MOOR_DTYPE_I32, MOOR_DTYPE_I64};
 
 static void put(uint8_t *at, uint32_t dtype, int64_t value)
@@ -17,7 +19,7 @@ static void put(uint8_t *at, uint32_t dtype, int64_t value)
 static void one_case(unsigned *seed, uint32_t dtype, uint32_t wide, uint32_t k, int strided, int64_t limit)
 {
     enum { TOKENS = 70, ROW = 640, COLUMN = 64 };
-    static uint8_t source[TOKENS * 40 * 8 * 4], rows[TOKENS * ROW], want[TOKENS * ROW];
+    static uint8_t source[TOKENS * (2 * MOST_K + 3) * 8], rows[TOKENS * ROW], want[TOKENS * ROW];
     ptrdiff_t size = moor_narrow_dtype_bytes(dtype);
     ptrdiff_t stride_k = strided ? 2 : 1, stride_token = strided ? 2 * (ptrdiff_t)k + 3 : (ptrdiff_t)k;
     for (size_t i = 0; i < sizeof(source); i++)
@@ -64,7 +66,7 @@ static void every_kernel(int isa)
     for (size_t d = 0; d < sizeof(dtypes) / sizeof(dtypes[0]); d++) {
         for (uint32_t wide = 1; wide <= 2; wide++) {
             int64_t limit = wide == 1 || dtypes[d] == MOOR_DTYPE_U8 ? 256 : dtypes[d] == MOOR_DTYPE_I16 ? 32768 : 65536;
-            for (uint32_t k = 1; k <= 40; k++) {
+            for (uint32_t k = 1; k <= MOST_K; k += k < 40 ? 1 : 23) {
                 one_case(&seed, dtypes[d], wide, k, 0, limit);
                 one_case(&seed, dtypes[d], wide, k, 1, limit);
             }
@@ -99,6 +101,23 @@ static void S1_3_avx512_kernels(void **state)
     every_kernel(MOOR_ISA_AVX512);
 }
 
+static void out_of_range(uint32_t dtype, uint32_t wide, uint32_t k, uint32_t at, int64_t bad)
+{
+    uint8_t source[MOST_K * 8], row[MOST_K * 2];
+    ptrdiff_t size = moor_narrow_dtype_bytes(dtype);
+    for (uint32_t i = 0; i < k; i++)
+        put(source + i * size, dtype, i == at ? bad : (int64_t)i);
+    moor_span span = {row, 0, 1};
+    moor_narrow job = {.spans = &span,
+                       .n_spans = 1,
+                       .k = k,
+                       .row_bytes = sizeof(row),
+                       .source = source,
+                       .token_bytes = k * size,
+                       .k_bytes = size};
+    assert_true(moor_narrow_pick(dtype, wide, 1)(&job) >= (uint64_t)(wide == 1 ? 256 : 65536));
+}
+
 /* An id out of range in any place is seen, whatever the kernel. */
 static void S1_2_every_kernel_sees_an_id_out_of_range(void **state)
 {
@@ -106,31 +125,19 @@ static void S1_2_every_kernel_sees_an_id_out_of_range(void **state)
     const int64_t bad[] = {
         256,       65536,    1 << 20, INT32_MAX, -1, -128, INT32_MIN, (int64_t)1 << 32, (int64_t)5 << 32 | 3,
         INT64_MIN, INT64_MAX};
-    uint8_t source[24 * 8], row[64];
     for (int isa = 0; isa <= moor_isa_best(); isa++) {
         moor_isa_force(isa);
         for (uint32_t wide = 1; wide <= 2; wide++) {
-            for (uint32_t at = 0; at < 23; at++) {
-                for (size_t b = 0; b < sizeof(bad) / sizeof(bad[0]); b++) {
-                    for (int d = MOOR_DTYPE_I16; d <= MOOR_DTYPE_I64; d++) {
-                        int64_t top = d == MOOR_DTYPE_I16 ? INT16_MAX : d == MOOR_DTYPE_I32 ? INT32_MAX : INT64_MAX;
-                        int64_t experts = wide == 1 ? 256 : 65536;
-                        if (bad[b] > top || bad[b] < -top - 1 || (bad[b] >= 0 && bad[b] < experts))
-                            continue;
-                        for (uint32_t i = 0; i < 23; i++)
-                            put(source + i * moor_narrow_dtype_bytes((uint32_t)d), (uint32_t)d,
-                                i == at ? bad[b] : (int64_t)i);
-                        moor_span span = {row, 0, 1};
-                        ptrdiff_t size = moor_narrow_dtype_bytes((uint32_t)d);
-                        moor_narrow job = {.spans = &span,
-                                           .n_spans = 1,
-                                           .k = 23,
-                                           .row_bytes = 64,
-                                           .source = source,
-                                           .token_bytes = 23 * size,
-                                           .k_bytes = size};
-                        assert_true(moor_narrow_pick((uint32_t)d, wide, 1)(&job) >= (uint64_t)experts);
-                    }
+            for (size_t b = 0; b < sizeof(bad) / sizeof(bad[0]); b++) {
+                for (uint32_t d = MOOR_DTYPE_I16; d <= MOOR_DTYPE_I64; d++) {
+                    int64_t top = d == MOOR_DTYPE_I16 ? INT16_MAX : d == MOOR_DTYPE_I32 ? INT32_MAX : INT64_MAX;
+                    int64_t experts = wide == 1 ? 256 : 65536;
+                    if (bad[b] > top || bad[b] < -top - 1 || (bad[b] >= 0 && bad[b] < experts))
+                        continue;
+                    for (uint32_t at = 0; at < 23; at++)
+                        out_of_range(d, wide, 23, at, bad[b]);
+                    for (uint32_t at = 0; at < 64 + 32 + 8 + 3; at++)
+                        out_of_range(d, wide, 64 + 32 + 8 + 3, at, bad[b]);
                 }
             }
         }

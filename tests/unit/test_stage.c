@@ -77,23 +77,27 @@ static void one_case(bed *b, unsigned *seed)
 static void S1_1_staged_rows_arrive_whole(void **state)
 {
     (void)state;
+    /* With 8 layers rows are often whole cache lines, on lines or beside them. */
     static const struct {
         uint32_t layers, from;
-    } shape[] = {
-        {LAYERS, 0}, {8, 0}, {8, 8}}; /* with 8 layers rows are often of whole cache lines, on lines or beside them */
+    } shape[] = {{LAYERS, 0}, {LAYERS, 3}, {8, 0}, {8, 8}};
     unsigned seed = 11;
     bed *b = aligned_alloc(LINE, sizeof(*b));
     assert_non_null(b);
     memset(b, 0, sizeof(*b));
     memset(b->untouched, 0xA5, sizeof(b->untouched));
-    for (size_t i = 0; i < sizeof(shape) / sizeof(shape[0]); i++) {
-        b->layers = shape[i].layers;
-        b->from = shape[i].from;
-        for (b->k = 1; b->k <= MOST_K; b->k++)
-            for (b->wide = 1; b->wide <= 2; b->wide++)
-                for (b->strided = 0; b->strided < 2; b->strided++)
-                    one_case(b, &seed);
+    for (int isa = 0; isa <= moor_isa_best(); isa++) {
+        moor_isa_force(isa);
+        for (size_t i = 0; i < sizeof(shape) / sizeof(shape[0]); i++) {
+            b->layers = shape[i].layers;
+            b->from = shape[i].from;
+            for (b->k = 1; b->k <= MOST_K; b->k++)
+                for (b->wide = 1; b->wide <= 2; b->wide++)
+                    for (b->strided = 0; b->strided < 2; b->strided++)
+                        one_case(b, &seed);
+        }
     }
+    moor_isa_force(-1);
     free(b);
 }
 
