@@ -43,6 +43,7 @@ struct moor_connection {
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* a call is done, or a right is free, or the connection is dead */
     int fd, dead, reading, writing;
+    int kept;      /* dead, but the server shall not know: records are being read under its leases */
     char why[160]; /* it is dead */
     uint32_t next_tag;
     struct call *calls;
@@ -58,20 +59,28 @@ struct moor_connection {
 /* Under the mutex. The socket is closed by whoever is the last to use it; shutdown wakes those who sleep on it. */
 static void close_if_unused(moor_connection *connection)
 {
-    if (connection->dead && !connection->reading && !connection->writing && connection->fd >= 0) {
+    if (connection->dead && !connection->kept && !connection->reading && !connection->writing && connection->fd >= 0) {
         moor_forkfd_close(connection->fd);
         connection->fd = -1;
     }
 }
 
+/* Ends calls, and no lease. Who sleeps on the socket as the reader goes on until its own deadline. */
+static void give_up_locked(moor_connection *connection, const char *why)
+{
+    if (connection->dead)
+        return;
+    connection->dead = connection->kept = 1;
+    snprintf(connection->why, sizeof(connection->why), "%s", why);
+    pthread_cond_broadcast(&connection->changed);
+}
+
 static void kill_locked(moor_connection *connection, const char *why)
 {
-    if (!connection->dead) {
-        connection->dead = 1;
-        snprintf(connection->why, sizeof(connection->why), "%s", why);
-        if (connection->fd >= 0)
-            shutdown(connection->fd, SHUT_RDWR);
-    }
+    give_up_locked(connection, why);
+    if (connection->kept && connection->fd >= 0)
+        shutdown(connection->fd, SHUT_RDWR);
+    connection->kept = 0;
     close_if_unused(connection);
     pthread_cond_broadcast(&connection->changed);
 }
@@ -421,7 +430,7 @@ static int send_locked(moor_connection *connection, const moor_wire_header *head
 {
     while (connection->writing && !connection->dead)
         if (!wait_changed(connection, deadline_ns)) {
-            kill_locked(connection, "the store took no message until the deadline");
+            give_up_locked(connection, "the store took no message until the deadline");
             return 0;
         }
     if (connection->dead)
@@ -432,7 +441,7 @@ static int send_locked(moor_connection *connection, const moor_wire_header *head
     pthread_mutex_lock(&connection->mutex);
     connection->writing = 0;
     if (!sent)
-        kill_locked(connection, "the store took no message until the deadline");
+        give_up_locked(connection, "the store took no message until the deadline");
     close_if_unused(connection);
     pthread_cond_broadcast(&connection->changed);
     return sent != 0; /* when it is gone, reading finds its last words, or its end */
@@ -443,7 +452,7 @@ static void wait_done(moor_connection *connection, struct call *call, uint64_t d
 {
     while (!call->done && !connection->dead) {
         if (moor_now_ns() >= deadline_ns) {
-            kill_locked(connection, "the store did not answer in time");
+            give_up_locked(connection, "the store did not answer in time");
         } else if (connection->reading) {
             wait_changed(connection, deadline_ns);
         } else {
@@ -452,7 +461,7 @@ static void wait_done(moor_connection *connection, struct call *call, uint64_t d
             const char *wrong = read_some(connection, deadline_ns);
             pthread_mutex_lock(&connection->mutex);
             connection->reading = 0;
-            if (wrong)
+            if (wrong && !connection->dead) /* to whom a call was given up, its answer comes unasked */
                 kill_locked(connection, wrong);
             close_if_unused(connection);
             pthread_cond_broadcast(&connection->changed);
