@@ -172,6 +172,35 @@ static void refs_resolve_and_never_to_another_server(void **state)
     actor_say(&consumer, "MOOR_E_STALE", "resolve %s", ref);
 }
 
+/* What was resolved before shares its connections with a ref that cannot be. */
+static void a_ref_of_a_dead_store_costs_no_other_ref_its_lease(void **state)
+{
+    (void)state;
+    actor zero, one, consumer, watcher;
+    char refs[2][300];
+    start_server(&zero);
+    actor_start(&one, "MOOR_INSTANCE=default", NULL);
+    actor_say(&one, "ok default ", "join {}");
+    actor_say(&one, "ok", "store 1");
+    record(&zero, "at-zero", 4);
+    actor_say(&one, "ok", "step at-one 0 6");
+    actor_say(&one, "ok", "seal at-one 6 1");
+    start_consumer(&watcher);
+    for (int i = 0; i < 2; i++) {
+        actor_say(&watcher, "ok", "open at-%s 1", i ? "one" : "zero");
+        snprintf(refs[i], sizeof(refs[i]), "%s", actor_say(&watcher, "ok moor1:", "ref") + 3);
+    }
+    actor_say(&watcher, "ok", "release");
+    actor_start(&consumer, NULL);
+    actor_say(&consumer, "ok at-zero", "resolve %s", refs[0]);
+    actor_kill(&one);
+    actor_say(&consumer, "MOOR_E_CLOSED", "resolve %s", refs[1]);
+    actor_say(&watcher, "MOOR_E_", "open at-one 0"); /* notices, too */
+    assert_int_equal(stat_of(&watcher, "leases"), 1);
+    actor_say(&consumer, "ok", "release");
+    wait_stat(&watcher, "leases", 0);
+}
+
 /* ---- leases ----------------------------------------------------------------------------------------------------- */
 
 static void a_killed_consumer_leaves_no_lease(void **state)
@@ -530,6 +559,7 @@ int main(void)
         TEST(a_large_reply_travels_in_a_memfd),
         TEST(threads_share_a_connection),
         TEST(refs_resolve_and_never_to_another_server),
+        TEST(a_ref_of_a_dead_store_costs_no_other_ref_its_lease),
         TEST(a_killed_consumer_leaves_no_lease),
         TEST(a_forked_child_of_a_consumer_has_nothing),
         TEST(a_surviving_child_keeps_no_connection),
