@@ -132,6 +132,10 @@ static moor_status ask_all(const moor_client *client, moor_connection *const *co
     }
     if (final || !found->n)
         return final ? final : found->status;
+    if (found->waits) { /* what one store has sealed is not all that the id means, nor the only one */
+        found_drop(found);
+        return found->status;
+    }
     final = moor_stages_join(found->records, &found->n);
     if (final == MOOR_E_TIMEOUT) { /* not yet of every stage */
         found_drop(found);

@@ -350,6 +350,15 @@ static void stores_of_replicas_are_asked_all(void **state)
     actor_say(&consumer, "MOOR_E_AMBIGUOUS id twice means several records: twice (store 0), twice (store 1)",
               "open twice 1");
     actor_say(&consumer, "ok twice twice", "open_all twice 1");
+    /* sealed at one replica, still running at the other: neither the first alone nor half of them all */
+    record(&zero, "half", 2);
+    actor_say(&one, "ok", "step half 0 3");
+    actor_say(&consumer, "MOOR_E_TIMEOUT", "open_all half 0.05");
+    actor_say(&consumer, "MOOR_E_TIMEOUT", "open half 0.05");
+    actor_send(&consumer, "open_all half 10");
+    nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL);
+    actor_say(&one, "ok", "seal half 3 1");
+    actor_hear(&consumer, "ok half half");
     actor_kill(&one);
     actor_say(&consumer, "ok at-zero", "open at-zero 1");
 }
