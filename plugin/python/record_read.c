@@ -76,6 +76,18 @@ static int refuse_missing(const moor_py_record *r, const request *q)
     return -1;
 }
 
+/* What needs the data, of which the caller has a reference: asking an argument for its value may run code that releases the record. */
+static int parse_request(const moor_py_record *r, moor_py_data *data, PyObject *start, PyObject *stop,
+                         const char *layers, PyObject *dtype, const moor_dtype *fallback, request *out)
+{
+    out->dtype = moor_py_dtype(dtype, fallback);
+    if (!out->dtype && PyErr_Occurred())
+        return -1;
+    if ((out->dtype && fit_dtype(r, out->dtype) < 0) || set_layout(r, data, layers, out) < 0)
+        return -1;
+    return set_range(r, start, stop, out) < 0 ? -1 : refuse_missing(r, out);
+}
+
 /* Parses; the caller drops out->data when 0 came back. */
 static int parse(PyObject *self, PyObject *args, PyObject *kwargs, PyObject **buffer, request *out)
 {
@@ -91,15 +103,12 @@ static int parse(PyObject *self, PyObject *args, PyObject *kwargs, PyObject **bu
     moor_py_data *data = parsed ? moor_py_record_data(r) : NULL;
     if (!data)
         return -1;
-    *out = (request){
-        .data = data, .allow_missing = allow, .dtype = moor_py_dtype(dtype, buffer ? NULL : data->rows.dtype)};
-    if (!out->dtype && PyErr_Occurred())
-        return -1;
-    if ((out->dtype && fit_dtype(r, out->dtype) < 0) || set_layout(r, data, layers, out) < 0 ||
-        set_range(r, start, stop, out) < 0 || refuse_missing(r, out) < 0)
-        return -1;
     Py_INCREF((PyObject *)data);
-    return 0;
+    *out = (request){.data = data, .allow_missing = allow};
+    if (parse_request(r, data, start, stop, layers, dtype, buffer ? NULL : data->rows.dtype, out) == 0)
+        return 0;
+    Py_DECREF((PyObject *)data);
+    return -1;
 }
 
 static void copy_rows(const request *q, void *dst, size_t nbytes)

@@ -215,10 +215,14 @@ static PyObject *session_insert(PyObject *self, PyObject *args, PyObject *kwargs
         return NULL;
     moor_py_record *r = record == Py_None ? NULL : moor_py_record_check(record);
     segment.record = r ? moor_py_record_lease(r) : NULL;
-    if ((record != Py_None && !segment.record) || tokens_of(tokens_arg, &tokens, &segment.n_tokens) < 0)
+    if (record != Py_None && !segment.record)
         return NULL;
+    PyObject *data = r ? Py_NewRef((PyObject *)r->data) : NULL; /* another thread, or a token's code, may release it */
+    if (tokens_of(tokens_arg, &tokens, &segment.n_tokens) < 0) {
+        Py_XDECREF(data);
+        return NULL;
+    }
     segment.tokens = tokens;
-    PyObject *data = r ? Py_NewRef((PyObject *)r->data) : NULL; /* another thread may release the record meanwhile */
     moor_client *client = client_of(self);
     moor_status status;
     Py_BEGIN_ALLOW_THREADS

@@ -208,6 +208,36 @@ class Leases(ApiTest):
             raise RuntimeError("the step failed")  # S2.5
         self.assertLeases(0)
 
+    def test_released_while_its_arguments_are_read(self):
+        """An argument's __index__ is the caller's code: it may release the very record that is being read."""
+
+        class Releasing:
+            __name__ = property(lambda self: self.released("uint8"))
+
+            def __init__(self, record):
+                self.record = record
+
+            def released(self, value):
+                self.record.release()
+                return value
+
+            def __index__(self):
+                return self.released(1)
+
+        self.server.record("a", 10)
+        for read in (
+            lambda r, late: r.array(start=late, dtype="int64").tolist(),
+            lambda r, late: r.array(start=1, stop=None, dtype=late).tolist(),
+            lambda r, late: r.array(start=1, stop=late).tolist(),
+            lambda r, late: r.copy_into(bytearray(9 * 3 * 2), late, None, "moe", "uint8"),
+            lambda r, late: self.store.session("s").insert("k", r, tokens=[late]),
+        ):
+            r = self.store.open("a", 5)
+            read(r, Releasing(r))
+            self.assertTrue(r.released)
+        self.assertEqual(self.store.session("s").search("k").request_id, "a")
+        self.assertLeases(0)
+
     def test_garbage_collected(self):
         self.server.record("a", 10)
         r = self.store.open("a", 5)
