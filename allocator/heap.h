@@ -15,8 +15,9 @@ void *moor_heap_alloc(size_t size);              /* zeroed */
 void *moor_heap_realloc(void *old, size_t size); /* the grown part is not zeroed */
 void moor_heap_free(void *memory);
 
-/* Tests: the nth allocation from now fails (1 = the next one), once; 0 switches it off. */
+/* Tests: the nth allocation from now fails (1 = the next one), once; 0 switches it off. _from: it and all that come after. */
 void moor_fault_arm(uint64_t nth);
+void moor_fault_arm_from(uint64_t nth);
 /* 1 when the armed failure has happened since moor_fault_arm. */
 int moor_fault_fired(void);
 /* Counts one allocation; 1: it must fail. */

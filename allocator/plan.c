@@ -65,7 +65,8 @@ static void supply(moor_records *records, moor_step_entry *entry, const moor_ste
     int known = records->kv.entry && request->kv_blocks && !(request->flags & MOOR_STEP_PREFIX_UNPROVEN);
     uint64_t before = record->rows.missing;
     entry->gap_from = at;
-    while (known && at < to && moor_rows_reserve(&record->rows, 4) == MOOR_OK)
+    /* Besides the piece: an unknown rest, rows without room, and what the seal needs. */
+    while (known && at < to && moor_rows_reserve(&record->rows, 5) == MOOR_OK)
         at += supply_block(records, record, request, at, to);
     if (at < to)
         moor_rows_append_missing(&record->rows, to - at, MOOR_REASON_PREFIX_UNKNOWN);

@@ -38,6 +38,16 @@ static void try_step(lab_store *lab, lab_request *requests, uint32_t n)
     assert_status(moor_records_step_commit(lab->records, NULL, 0), MOOR_OK);
 }
 
+static void check_all(lab_store *lab)
+{
+    check_rows(lab, "a", "", 0);
+    check_rows(lab, "long", "", 0);
+    check_rows(lab, "b", "a", 16);
+    check_rows(lab, "d", "c", 8);
+    check_rows(lab, "c", "", 0);
+    check_rows(lab, "f", "", 0);
+}
+
 static void script(lab_store *lab)
 {
     lab_request both[] = {{.id = "a", .count = 20, .kv = kv, .n_kv = 5}, {.id = "long", .count = 70}};
@@ -72,12 +82,7 @@ static void script(lab_store *lab)
     const char *rest[] = {"b", "c", "d", "f"};
     for (int i = 0; i < 4; i++)
         (void)moor_records_finished(lab->records, rest[i], 1);
-    check_rows(lab, "a", "", 0);
-    check_rows(lab, "long", "", 0);
-    check_rows(lab, "b", "a", 16);
-    check_rows(lab, "d", "c", 8);
-    check_rows(lab, "c", "", 0);
-    check_rows(lab, "f", "", 0);
+    check_all(lab);
     moor_view **views = NULL;
     uint32_t n = 0;
     if (!moor_records_open_all(lab->records, 3, "http", 4, &views, &n)) {
@@ -86,9 +91,8 @@ static void script(lab_store *lab)
     }
 }
 
-static void every_allocation_may_fail(void **state)
+static void fail_each(void (*arm)(uint64_t nth))
 {
-    (void)state;
     int fired = 1;
     uint64_t nth = 0;
     while (fired) {
@@ -96,10 +100,11 @@ static void every_allocation_may_fail(void **state)
         lab_defaults(&lab);
         lab.config.validate_at_seal = nth % 2 != 0;
         lab_open_with(&lab);
-        moor_fault_arm(++nth);
+        arm(++nth);
         script(&lab);
         fired = moor_fault_fired();
         moor_fault_arm(0);
+        check_all(&lab);
         moor_records_disconnect(lab.records, 2);
         moor_records_disconnect(lab.records, 3);
         assert_int_equal(lab_stats(&lab).leases, 0);
@@ -112,8 +117,49 @@ static void every_allocation_may_fail(void **state)
         lab_assert_empty(&lab);
         lab_close(&lab);
     }
-    print_message("%llu allocations, each failed once\n", (unsigned long long)nth - 1);
+    print_message("%llu allocations, each failed\n", (unsigned long long)nth - 1);
     assert_true(nth > 60);
+}
+
+static void every_allocation_may_fail(void **state)
+{
+    (void)state;
+    fail_each(moor_fault_arm);
+}
+
+/* Memory that is used up stays so for a while: what a first failure is answered with must not need any either. */
+static void every_allocation_may_be_the_last(void **state)
+{
+    (void)state;
+    fail_each(moor_fault_arm_from);
+}
+
+/* The seal needs two pieces more, and must not fail: whatever a step finds no memory for, room for these two is left. */
+static void memory_that_is_gone_in_a_prefix_leaves_the_seal_its_room(void **state)
+{
+    static const int32_t own[] = {30, 20, 21, 22, 23};
+    static const char *const others[] = {"p", "q", "s", "t"};
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    for (int i = 0; i < 4; i++)
+        lab_step(&lab, &(lab_request){.id = others[i], .count = 4, .kv = own + 1 + i, .n_kv = 1}, 1);
+    lab_step(&lab, &(lab_request){.id = "r", .count = 2, .kv = own, .n_kv = 1}, 1);
+    moor_fault_arm_from(1);
+    try_step(&lab, &(lab_request){.id = "r", .start = 20, .count = 3, .kv = own, .n_kv = 5}, 1);
+    try_step(&lab, &(lab_request){.id = "r", .start = 23, .count = 3}, 1);
+    assert_status(lab_seal(&lab, "r", 40), MOOR_OK);
+    moor_fault_arm(0);
+    const moor_record_slot *slot = moor_slots_at(&lab.records->slots, 4);
+    assert_string_equal(slot->id, "r");
+    assert_true(slot->rows.n <= slot->rows.cap);
+    moor_view *view = lab_view(&lab, "r");
+    assert_int_equal(view->rows, 40);
+    lab_assert_rows(&lab, view, "r", 0, 2, 1);
+    lab_assert_missing(view, 26, 40, MOOR_REASON_SHORT);
+    lab_unview(&lab, view);
+    lab_assert_empty(&lab);
+    lab_close(&lab);
 }
 
 static void a_store_that_cannot_be_made_leaves_nothing(void **state)
@@ -141,6 +187,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(every_allocation_may_be_the_last),
+        cmocka_unit_test(memory_that_is_gone_in_a_prefix_leaves_the_seal_its_room),
         cmocka_unit_test(a_store_that_cannot_be_made_leaves_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
