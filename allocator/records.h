@@ -25,6 +25,9 @@ typedef struct moor_pending_event {
     moor_hash128 ids[]; /* [cap] */
 } moor_pending_event;
 
+/* Records that one call frees before it lets the lock go once: a step waits for no more than these. */
+enum { MOOR_FREED_AT_ONCE = 64 };
+
 struct moor_records {
     pthread_mutex_t lock;
     moor_records_config config;

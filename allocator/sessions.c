@@ -13,8 +13,6 @@ typedef struct moor_session_owner {
     UT_hash_handle hh;
 } moor_session_owner;
 
-enum { FREED_AT_ONCE = 64 /* records, before the store's lock is let go */ };
-
 moor_status moor_sessions_open(moor_records *records)
 {
     records->sessions = moor_heap_alloc(sizeof(*records->sessions));
@@ -257,7 +255,7 @@ static void release(moor_records *records, moor_session *session)
     moor_trie_release_all(&session->trie, release_value, &r);
     while (session->first) {
         moor_records_lock(records);
-        for (int i = 0; i < FREED_AT_ONCE && session->first; i++)
+        for (int i = 0; i < MOOR_FREED_AT_ONCE && session->first; i++)
             free_record(records, session->first);
         moor_records_unlock(records);
     }

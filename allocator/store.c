@@ -287,13 +287,13 @@ static int may_expire(const moor_records *records, const moor_record_slot *recor
     return now_ns >= record->touched_ns && now_ns - record->touched_ns >= keep_ns;
 }
 
-uint32_t moor_records_expire(moor_records *records, uint64_t now_ns)
+/* One walk, oldest first: what is passed by, being leased, is not looked at again for each record that goes. */
+static uint32_t expire_some(moor_records *records, uint64_t now_ns)
 {
     uint32_t freed = 0;
     moor_records_lock(records);
-    /* One walk, oldest first: what is passed by, being leased, is not looked at again for each record that goes. */
-    for (moor_record_slot *record = records->oldest, *newer; record && may_expire(records, record, now_ns);
-         record = newer) {
+    for (moor_record_slot *record = records->oldest, *newer;
+         record && freed < MOOR_FREED_AT_ONCE && may_expire(records, record, now_ns); record = newer) {
         newer = record->newer;
         if (moor_slot_leases(record))
             continue;
@@ -301,6 +301,18 @@ uint32_t moor_records_expire(moor_records *records, uint64_t now_ns)
         (void)moor_record_apply(records, record, MOOR_EVENT_EXPIRED);
         freed++;
     }
+    moor_records_unlock(records);
+    return freed;
+}
+
+uint32_t moor_records_expire(moor_records *records, uint64_t now_ns)
+{
+    uint32_t freed = 0, n;
+    do {
+        n = expire_some(records, now_ns);
+        freed += n;
+    } while (n == MOOR_FREED_AT_ONCE);
+    moor_records_lock(records);
     int purge = now_ns - records->purged_ns >= PURGE_EVERY_NS;
     if (purge)
         records->purged_ns = now_ns;

@@ -332,18 +332,21 @@ moor_status moor_records_close(moor_records *records, uint64_t client, moor_hand
 uint32_t moor_records_disconnect(moor_records *records, uint64_t client)
 {
     uint32_t ended = 0;
+    int more = 1;
     moor_handle handle;
     if (client == MOOR_CLIENT_NONE)
         return 0;
     moor_sessions_disconnect(records, client);
-    moor_records_lock(records);
-    while (moor_clients_pop(&records->clients, client, &handle)) {
-        moor_record_slot *record = moor_slots_at(&records->slots, (uint32_t)handle);
-        if (moor_policy_decide(record->owner, MOOR_EVENT_DISCONNECTED) == MOOR_ACTION_END_LEASES)
-            close_locked(records, handle);
-        ended++;
+    while (more) {
+        moor_records_lock(records);
+        for (int i = 0; i < MOOR_FREED_AT_ONCE && (more = moor_clients_pop(&records->clients, client, &handle)); i++) {
+            moor_record_slot *record = moor_slots_at(&records->slots, (uint32_t)handle);
+            if (moor_policy_decide(record->owner, MOOR_EVENT_DISCONNECTED) == MOOR_ACTION_END_LEASES)
+                close_locked(records, handle);
+            ended++;
+        }
+        moor_records_unlock(records);
     }
-    moor_records_unlock(records);
     return ended;
 }
 
