@@ -492,7 +492,9 @@ moor_status moor_connection_call(moor_connection *connection, uint16_t type, con
     if (head_n + tail_n > limit)
         return moor_fail(MOOR_E_INVALID, "a request of %zu bytes; at most %zu travel", head_n + tail_n, limit);
     pthread_mutex_lock(&connection->mutex);
-    header.tag = call.tag = ++connection->next_tag;
+    if (!++connection->next_tag) /* after 2^32 calls; 0 is nobody's */
+        connection->next_tag = 1;
+    header.tag = call.tag = connection->next_tag;
     call.next = connection->calls;
     connection->calls = &call;
     if (send_locked(connection, &header, head, head_n, tail, tail_n, deadline_ns))
