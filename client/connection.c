@@ -167,6 +167,8 @@ static int wait_for(int fd, short events, uint64_t deadline_ns)
     return rc > 0 || (rc < 0 && errno == EINTR);
 }
 
+static const char gone[] = "the store's process is gone";
+
 /* Text of what went wrong, or NULL. */
 static const char *receive(moor_connection *connection)
 {
@@ -179,7 +181,7 @@ static const char *receive(moor_connection *connection)
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
     ssize_t got = recvmsg(connection->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got < 0)
-        return errno == EAGAIN || errno == EINTR ? NULL : "the store's process is gone";
+        return errno == EAGAIN || errno == EINTR ? NULL : gone;
     for (struct cmsghdr *at = CMSG_FIRSTHDR(&message); at; at = CMSG_NXTHDR(&message, at)) {
         if (at->cmsg_level != SOL_SOCKET || at->cmsg_type != SCM_RIGHTS)
             continue;
@@ -193,9 +195,9 @@ static const char *receive(moor_connection *connection)
         }
     }
     if (message.msg_flags & MSG_CTRUNC)
-        return "the store sent more descriptors than it may";
+        return "a descriptor that the store sent was lost (has this process any left?)";
     if (got == 0)
-        return "the store's process is gone";
+        return gone;
     connection->have += (size_t)got;
     return NULL;
 }
@@ -461,8 +463,10 @@ static void wait_done(moor_connection *connection, struct call *call, uint64_t d
             const char *wrong = read_some(connection, deadline_ns);
             pthread_mutex_lock(&connection->mutex);
             connection->reading = 0;
-            if (wrong && !connection->dead) /* to whom a call was given up, its answer comes unasked */
+            if (wrong == gone)
                 kill_locked(connection, wrong);
+            else if (wrong)
+                give_up_locked(connection, wrong);
             close_if_unused(connection);
             pthread_cond_broadcast(&connection->changed);
         }

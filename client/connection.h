@@ -6,9 +6,9 @@
  * threads at a time is the reader and hands every reply to its call. The right to read and the right to write are
  * handed over under a mutex, but no lock is held during a socket call. Every call has a deadline; a store that does not keep
  * it has its connection given up: no further call is made over it, but the socket stays, because the leases of the records that were opened
- * over it hang on it. One that sends what it should not has it closed.
+ * over it hang on it. So has one that sends what it should not, or what this process has no descriptor for.
  * Counted: the client and every record hold it. The mapping lives as long as the object, the socket until the connection is
- * ended, found broken, or given up and without a record. In a forked child nothing works (MOOR_E_FORKED) and nothing is freed.
+ * ended, found dead, or given up and without a record. In a forked child nothing works (MOOR_E_FORKED) and nothing is freed.
  */
 #ifndef MOOR_CONNECTION_H
 #define MOOR_CONNECTION_H

@@ -36,6 +36,7 @@ enum {
 
 struct connection {
     int fd, closing;
+    int starved; /* the kernel had no memory for what is to be sent: the next round tries again */
     uint64_t since_ns;
     moor_peer *peer;
 };
@@ -68,6 +69,7 @@ static void connection_close(moor_server *server, uint32_t i)
 static int connection_send(struct connection *connection)
 {
     moor_peer_reply *reply;
+    connection->starved = 0;
     while ((reply = moor_peer_first(connection->peer))) {
         union {
             struct cmsghdr header;
@@ -85,8 +87,11 @@ static int connection_send(struct connection *connection)
             memcpy(CMSG_DATA(&control.header), &reply->fd, sizeof(int));
         }
         ssize_t sent = sendmsg(connection->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0)
-            return errno == EAGAIN || errno == EINTR;
+        if (sent < 0) {
+            /* ETOOMANYREFS: descriptors on their way, of all consumers. To close would end leases of what is being read. */
+            connection->starved = errno == ENOBUFS || errno == ENOMEM || errno == ETOOMANYREFS;
+            return connection->starved || errno == EAGAIN || errno == EINTR;
+        }
         moor_peer_sent(connection->peer, (size_t)sent);
     }
     return 1;
@@ -123,7 +128,7 @@ static void connection_add(moor_server *server, int fd, uint64_t now_ns)
     }
     connection->fd = fd;
     connection->since_ns = now_ns;
-    connection->closing = 0;
+    connection->closing = connection->starved = 0;
     server->n++;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer_is, &size) < 0 ||
         !moor_peer_may_connect(&server->home, peer_is.uid)) {
@@ -183,7 +188,8 @@ static void poll_set(moor_server *server, uint64_t now_ns)
     for (uint32_t i = 0; i < server->n; i++) {
         const struct connection *connection = &server->connections[i];
         size_t queued = moor_peer_queued(connection->peer);
-        int events = (queued ? POLLOUT : 0) | (queued < MOOR_PEER_MAX_QUEUED && !connection->closing ? POLLIN : 0);
+        int events = (queued && !connection->starved ? POLLOUT : 0) |
+                     (queued < MOOR_PEER_MAX_QUEUED && !connection->closing ? POLLIN : 0);
         server->polls[FIXED_FDS + i] = (struct pollfd){connection->fd, (short)events, 0};
     }
 }

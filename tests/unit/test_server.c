@@ -14,7 +14,11 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+#include <dlfcn.h>
+#include <errno.h>
 
+#include "client/client.h"
+#include "hooks/record.h"
 #include "plugin/process.h"
 #include "plugin/server.h"
 #include "support/member.h"
@@ -48,6 +52,61 @@ static void layers_of_the_model_only(void **state)
     assert_null(store);
     args = args_of(layer_ids, 0); /* up to the last of them */
     assert_int_equal(moor_store_open(process, &args, &store), MOOR_OK);
+    moor_store_close(store);
+    assert_int_equal(support_end(process), 1);
+}
+
+/* ---- a kernel without memory ------------------------------------------------------------------------------------ */
+
+static _Atomic int shortages;
+
+/* The server's. */
+ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+{
+    static const int reasons[] = {ENOBUFS, ENOMEM, ETOOMANYREFS};
+    static ssize_t (*real)(int, const struct msghdr *, int);
+    if (!real)
+        *(void **)&real = dlsym(RTLD_NEXT, "sendmsg");
+    int left = atomic_load(&shortages);
+    if (!left)
+        return real(fd, message, flags);
+    atomic_store(&shortages, left - 1);
+    errno = reasons[left % 3];
+    return -1;
+}
+
+static void record_a(moor_store *store)
+{
+    static const int32_t ids[3] = {1, 2, 3};
+    moor_step_request request = {.id = "a", .id_len = 1, .count = 3};
+    moor_ids captured = {.data = ids, .dtype = MOOR_DTYPE_I32, .tokens = 3, .top_k = 1};
+    assert_int_equal(moor_step_begin(store, &request, 1), MOOR_OK);
+    for (uint32_t layer = 0; layer < 2; layer++)
+        assert_int_equal(moor_capture(store, layer, &captured, NULL), MOOR_OK);
+    assert_int_equal(moor_step_commit(store, NULL, 0), MOOR_OK);
+    assert_int_equal(moor_request_finished(store, "a", 1), MOOR_OK);
+}
+
+static void a_shortage_of_memory_ends_no_connection(void **state)
+{
+    (void)state;
+    moor_process *process = support_start(NULL, MOOR_ROLE_WORKER);
+    moor_store *store = NULL;
+    moor_store_args args = args_of(layer_ids, 4);
+    moor_client *client;
+    moor_record *record;
+    char *json;
+    assert_int_equal(moor_store_open(process, &args, &store), MOOR_OK);
+    record_a(store);
+    assert_int_equal(moor_attach(NULL, NULL, 5, &client), MOOR_OK);
+    assert_int_equal(moor_open(client, "a", 1, 5, 0, 0, &record), MOOR_OK);
+    atomic_store(&shortages, 6);
+    assert_int_equal(moor_client_store_stats(client, 20, &json), MOOR_OK);
+    assert_int_equal(atomic_load(&shortages), 0);
+    assert_non_null(strstr(json, "\"leases\":1,"));
+    free(json);
+    moor_record_release(record);
+    moor_detach(client);
     moor_store_close(store);
     assert_int_equal(support_end(process), 1);
 }
@@ -125,6 +184,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_of_the_model_only),
+        cmocka_unit_test(a_shortage_of_memory_ends_no_connection),
         cmocka_unit_test(a_thread_that_does_not_end_keeps_what_it_uses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

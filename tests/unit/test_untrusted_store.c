@@ -10,9 +10,11 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -31,7 +33,7 @@ typedef struct answer {
 } answer;
 
 static char dir[40];
-static int listener, locks_fd, arena;
+static int listener, accepted, locks_fd, arena;
 static pthread_t thread;
 static uint16_t greets_as;
 static uint32_t num_experts;
@@ -88,7 +90,7 @@ static void *store(void *unused)
     moor_wire_header header;
     uint8_t body[512];
     unsigned next = 0;
-    int fd = accept(listener, NULL, NULL);
+    int fd = accepted = accept(listener, NULL, NULL);
     while (recv(fd, &header, sizeof(header), MSG_WAITALL) == sizeof(header)) {
         size_t n = header.length - sizeof(header);
         if (n > sizeof(body) || (n && recv(fd, body, n, MSG_WAITALL) != (ssize_t)n))
@@ -266,6 +268,45 @@ static void an_error_in_a_descriptor_is_one(void **state)
     close(answers[0].fd);
 }
 
+/* A large answer, and no descriptor to take it with. What is read meanwhile must not lose its lease. */
+static void without_descriptors_the_leases_stay(void **state)
+{
+    (void)state;
+    struct rlimit before, few;
+    int used[64], n = 0;
+    char byte;
+    moor_record *record;
+    moor_wire_large large = {.length = 7};
+    answers[0] = views(1, 1);
+    assert_int_equal(moor_wire_large_make("[12345]", 7, &answers[1].fd), MOOR_OK);
+    answers[1].flags = MOOR_WIRE_IN_FD;
+    moor_wire_put(&answers[1].body, &large, sizeof(large));
+    moor_client *client = attach();
+    assert_int_equal(moor_open(client, "a", 1, 0, 0, 0, &record), MOOR_OK);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = before;
+    few.rlim_cur = 64;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    while (n < 64 && (used[n] = dup(listener)) >= 0)
+        n++;
+    moor_connection *connection = moor_connection_retain(record->connection);
+    void *payload = NULL;
+    size_t size;
+    moor_status status = moor_connection_call(connection, MOOR_WIRE_STATS, NULL, 0, NULL, 0,
+                                              moor_now_ns() + 10000000000u, &payload, &size);
+    while (n)
+        close(used[--n]);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(status, MOOR_E_CLOSED);
+    assert_non_null(strstr(moor_last_error(), "descriptor"));
+    assert_int_equal(recv(accepted, &byte, 1, MSG_PEEK | MSG_DONTWAIT), -1); /* not 0: the connection stands */
+    assert_int_equal(errno, EAGAIN);
+    moor_connection_release(connection);
+    moor_record_release(record);
+    detach(client);
+    close(answers[1].fd);
+}
+
 static void rows_beyond_what_the_arena_has_are_not_believed(void **state)
 {
     (void)state;
@@ -291,6 +332,7 @@ int main(void)
         TEST(an_open_of_no_record_is_not_believed),
         TEST(leases_of_more_than_was_asked_for_are_given_back),
         TEST(an_error_in_a_descriptor_is_one),
+        TEST(without_descriptors_the_leases_stay),
         TEST(rows_beyond_what_the_arena_has_are_not_believed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
