@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -274,6 +275,33 @@ static void *server_main(void *user)
 
 /* ---- start and stop --------------------------------------------------------------------------------------------- */
 
+/* One process at a time looks whether a socket is a dead one's and puts its own in that place; another would remove the new one. */
+static moor_status lock_sockets(const moor_process *process, int *fd)
+{
+    uint64_t deadline_ns = moor_now_ns() + STOP_MS * 1000000ull;
+    int lock = openat(moor_process_dir_fd(process), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (lock < 0)
+        return moor_fail_errno(MOOR_E_IO, errno, "directory %s cannot be opened", process->dir);
+    while (flock(lock, LOCK_EX | LOCK_NB) < 0) {
+        int err = errno;
+        if ((err == EWOULDBLOCK || err == EINTR) && moor_now_ns() < deadline_ns) {
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+            continue;
+        }
+        close(lock);
+        return moor_fail_errno(err == EWOULDBLOCK ? MOOR_E_TIMEOUT : MOOR_E_IO, err, "directory %s cannot be locked",
+                               process->dir);
+    }
+    *fd = lock;
+    return MOOR_OK;
+}
+
+static void unlock_sockets(int lock)
+{
+    flock(lock, LOCK_UN); /* a child that was forked just now may have the descriptor too */
+    close(lock);
+}
+
 /* 1 when somebody listens on the path. */
 static int is_served(const struct sockaddr_un *address)
 {
@@ -362,8 +390,13 @@ static moor_status server_make(moor_process *process, const moor_store_args *arg
     moor_status status = server->wake_fd >= 0 ? MOOR_OK : moor_fail_errno(MOOR_E_IO, errno, "eventfd");
     if (!status)
         status = moor_dirs_socket_path(process->dir, args->store_index, server->path);
+    int lock = -1;
     if (!status)
+        status = lock_sockets(process, &lock);
+    if (!status) {
         status = listen_on(server);
+        unlock_sockets(lock);
+    }
     if (status)
         server_free(server);
     else

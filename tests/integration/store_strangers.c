@@ -166,10 +166,43 @@ static void a_user_that_is_named_is_let_in(void **state)
     assert_int_equal(as_another_user(text, sizeof(text)), 0);
 }
 
+/* A worker was killed, and two take its place at once: one of them has the store. */
+static void of_two_workers_one_takes_over_a_store(void **state)
+{
+    (void)state;
+    actor front, two[2];
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    actor_start(&front, NULL);
+    actor_say(&front, "ok default ", "join {}");
+    for (int i = 0; i < 2; i++) {
+        actor_start(&two[i], "MOOR_INSTANCE=default", NULL);
+        actor_say(&two[i], "ok default ", "join {}");
+    }
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s/default/store-0.sock", actors_dir);
+    for (int round = 0; round < 1000; round++) {
+        int left = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        assert_int_equal(bind(left, (struct sockaddr *)&address, sizeof(address)), 0);
+        close(left); /* what is left of a killed worker's */
+        for (int i = 0; i < 2; i++)
+            actor_send(&two[i], "store 0");
+        int has[2];
+        for (int i = 0; i < 2; i++) {
+            const char *said = actor_hear(&two[i], "");
+            has[i] = strncmp(said, "ok", 2) == 0;
+            if (!has[i] && strncmp(said, "MOOR_E_EXISTS", 13) != 0)
+                fail_msg("round %d: %s", round, said);
+        }
+        if (has[0] == has[1])
+            fail_msg("round %d: %d workers have the store", round, has[0] + has[1]);
+        actor_say(&two[has[1]], "ok", "close");
+    }
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, actors_begin, actors_end)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        TEST(of_two_workers_one_takes_over_a_store),
         TEST(malformed_messages_close_their_connection_only),
         TEST(another_wire_version_is_told_both_numbers),
         TEST(another_user_is_refused),
