@@ -205,7 +205,7 @@ moor_status moor_client_check(const moor_client *client, const char *what)
     return MOOR_OK;
 }
 
-void moor_client_let_go(moor_client *client)
+void moor_detach(moor_client *client)
 {
     if (!client || client->pid != getpid())
         return;
@@ -216,14 +216,6 @@ void moor_client_let_go(moor_client *client)
     close(client->dir_fd);
     pthread_mutex_destroy(&client->mutex);
     free(client);
-}
-
-void moor_detach(moor_client *client)
-{
-    for (uint32_t i = 0; client && client->pid == getpid() && i < MOOR_CLIENT_STORES; i++)
-        if (client->stores[i])
-            moor_connection_end(client->stores[i]);
-    moor_client_let_go(client);
 }
 
 const char *moor_client_instance(const moor_client *client)

@@ -35,8 +35,6 @@ moor_status moor_client_truncate_within(moor_client *client, const char *id, uin
 /* Attaches to what moor_locate found, without waiting for it. patience: seconds after which a store that does not answer is
  * given up (5 for moor_attach). */
 moor_status moor_client_make(const moor_located *where, double patience, moor_client **out);
-/* detach, but a connection ends with the last record opened over it, and its leases with it. */
-void moor_client_let_go(moor_client *client);
 /* Connections to all stores there are now, one reference each, given back with moor_client_give. */
 moor_status moor_client_take(moor_client *client, moor_connection *out[MOOR_CLIENT_STORES], uint32_t *n);
 void moor_client_give(moor_connection **connections, uint32_t n);

@@ -85,15 +85,6 @@ static void kill_locked(moor_connection *connection, const char *why)
     pthread_cond_broadcast(&connection->changed);
 }
 
-void moor_connection_end(moor_connection *connection)
-{
-    if (connection->pid != getpid())
-        return;
-    pthread_mutex_lock(&connection->mutex);
-    kill_locked(connection, "detached");
-    pthread_mutex_unlock(&connection->mutex);
-}
-
 int moor_connection_dead(moor_connection *connection)
 {
     if (connection->pid != getpid())
@@ -115,7 +106,9 @@ void moor_connection_release(moor_connection *connection)
     if (!connection || connection->pid != getpid() ||
         atomic_fetch_sub_explicit(&connection->refs, 1, memory_order_acq_rel) != 1)
         return;
-    moor_connection_end(connection);
+    pthread_mutex_lock(&connection->mutex);
+    kill_locked(connection, "released");
+    pthread_mutex_unlock(&connection->mutex);
     while (connection->n_fds)
         close(connection->fds[--connection->n_fds]);
     if (connection->shape.arena)

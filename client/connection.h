@@ -7,8 +7,8 @@
  * handed over under a mutex, but no lock is held during a socket call. Every call has a deadline; a store that does not keep
  * it has its connection given up: no further call is made over it, but the socket stays, because the leases of the records that were opened
  * over it hang on it. So has one that sends what it should not, or what this process has no descriptor for.
- * Counted: the client and every record hold it. The mapping lives as long as the object, the socket until the connection is
- * ended, found dead, or given up and without a record. In a forked child nothing works (MOOR_E_FORKED) and nothing is freed.
+ * Counted: the client and every record hold it. The mapping lives as long as the object, and so does the socket until the connection is
+ * found dead. In a forked child nothing works (MOOR_E_FORKED) and nothing is freed.
  */
 #ifndef MOOR_CONNECTION_H
 #define MOOR_CONNECTION_H
@@ -37,8 +37,6 @@ moor_status moor_connection_open(const char *dir, const char *instance, uint32_t
                                  moor_connection **out);
 moor_connection *moor_connection_retain(moor_connection *connection);
 void moor_connection_release(moor_connection *connection);
-/* Ends it now: its leases end, calls in flight fail with MOOR_E_CLOSED, the mapping stays. */
-void moor_connection_end(moor_connection *connection);
 int moor_connection_dead(moor_connection *connection);
 pid_t moor_connection_pid(const moor_connection *connection);
 const moor_shape *moor_connection_shape(const moor_connection *connection);

@@ -4,7 +4,7 @@
  *
  * record_* are called by hosts through the ABI, moor_record_from_* by client.c. Immutable after it was made, so any thread
  * may read it and there is no lock. Owns its arrays and one reference of its connection (which keeps the mapping): it stays
- * mapped after detach and readable after the server's death; its lease ends with release or with the connection.
+ * readable after detach and after the server's death; its lease ends with release or with the connection.
  */
 #ifndef MOOR_RECORD_VIEW_H
 #define MOOR_RECORD_VIEW_H

@@ -117,7 +117,7 @@ static void cache_put(struct cached *entry, int gone)
     int last = --entry->refs == 0;
     pthread_mutex_unlock(&mutex);
     if (last) {
-        moor_client_let_go(entry->client); /* of its stores one is gone: records of the others are being read */
+        moor_detach(entry->client);
         free(entry);
     }
 }

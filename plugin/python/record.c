@@ -24,7 +24,7 @@ static void data_dealloc(PyObject *self)
         PyBuffer_Release(&d->buffers[i]);
     free(d->buffers);
     free(d->memory);
-    Py_XDECREF(d->keeps); /* after the lease: detaching would end it */
+    Py_XDECREF(d->keeps); /* the Store, or what a record of stages is made of */
     moor_py_free(self);
 }
 

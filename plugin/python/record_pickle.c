@@ -391,17 +391,17 @@ static int join(const moor_py_part *parts, uint32_t n, moor_py_data *data, moor_
 PyObject *moor_py_record_join(const moor_py_part *parts, uint32_t n)
 {
     moor_record_info info;
-    for (uint32_t i = 0; i < n; i++)
-        if (!moor_py_record_data(parts[i].record) || same_shape(parts[0].record, parts[i].record) < 0)
-            return NULL;
     moor_py_data *data = moor_py_data_new();
     if (!data)
         return NULL;
     data->keeps = PyTuple_New(n);
-    for (uint32_t i = 0; data->keeps && i < n; i++)
-        if (PyTuple_SetItem(data->keeps, i, Py_NewRef((PyObject *)parts[i].record->data)) < 0)
-            Py_CLEAR(data->keeps);
-    if (!data->keeps || join(parts, n, data, &info) < 0 || moor_py_data_set(data, &info) < 0) {
+    int failed = !data->keeps;
+    for (uint32_t i = 0; !failed && i < n; i++) { /* what was allocated may have run a finalizer that released one */
+        moor_py_data *part = moor_py_record_data(parts[i].record);
+        failed = !part || PyTuple_SetItem(data->keeps, i, Py_NewRef((PyObject *)part)) < 0 ||
+                 same_shape(parts[0].record, parts[i].record) < 0;
+    }
+    if (failed || join(parts, n, data, &info) < 0 || moor_py_data_set(data, &info) < 0) {
         Py_DECREF((PyObject *)data);
         return NULL;
     }

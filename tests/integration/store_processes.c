@@ -91,7 +91,8 @@ static void S1_21_an_open_does_not_wait_where_nothing_is_recorded(void **state)
     actor_say(&server, "ok default ", "join {}");
     actor_say(&server, "ok", "off no MoE router was found in the model");
     start_consumer(&consumer);
-    actor_say(&consumer, "MOOR_E_UNSUPPORTED instance \"default\" records nothing: no MoE router was found in the model",
+    actor_say(&consumer,
+              "MOOR_E_UNSUPPORTED instance \"default\" records nothing: no MoE router was found in the model",
               "open any 600");
     actor_say(&server, "ok", "store 0"); /* a worker started again */
     record(&server, "any", 3);
@@ -285,10 +286,17 @@ static void freed_is_stale_and_a_reader_reads_on(void **state)
 static void records_outlive_detach_and_server(void **state)
 {
     (void)state;
-    actor server, consumer;
+    actor server, consumer, early, watcher;
     start_server(&server);
     record(&server, "kept", 50);
     start_consumer(&consumer);
+    start_consumer(&early);
+    start_consumer(&watcher);
+    actor_say(&early, "ok kept", "open kept 1");
+    actor_say(&early, "ok", "detach");
+    assert_int_equal(stat_of(&watcher, "leases"), 1);
+    actor_say(&early, "ok", "release");
+    wait_stat(&watcher, "leases", 0);
     actor_say(&consumer, "ok kept", "open kept 1");
     actor_kill(&server);
     actor_say(&consumer, "ok good", "verify");

@@ -459,9 +459,8 @@ typedef struct moor_api {
     moor_status (*seal)(moor_process *process, uint32_t store_index, const char *id, uint32_t id_len,
                         uint64_t rows_expected, uint32_t flags);
 
-    /* Ownership inside the owning process. lease/unlease are lock-free, but for the last lease of a freed record. event applies the one policy
-     * function.
-     * free of a freed record: MOOR_E_STALE, nothing done. */
+    /* Ownership inside the owning process. lease/unlease are lock-free, but for the last lease of a freed record. event applies the
+     * one policy function; free of a freed record: MOOR_E_STALE, nothing done. */
     moor_status (*lease)(moor_store *store, moor_handle handle);
     moor_status (*unlease)(moor_store *store, moor_handle handle);
     moor_status (*claim)(moor_store *store, moor_handle handle, uint32_t owner);
@@ -471,14 +470,11 @@ typedef struct moor_api {
     /* Consumer. attach looks in every candidate directory; not unique → MOOR_E_AMBIGUOUS listing what was found.
      * instance NULL → $MOOR_INSTANCE or "default". */
     moor_status (*attach)(const char *instance, const char *dir, double timeout, moor_client **out);
-    /* Their leases end here: the memory of records opened from it stays mapped, but the store may give it to others. Read before, or
-     * release after. */
-    void (*detach)(moor_client *client);
+    void (*detach)(moor_client *client); /* records opened from it stay readable, and leased until each is released */
     const char *(*client_instance)(const moor_client *client);
     /* Opens the sealed record that `id` means (core id, external id, HTTP id) and leases it. flags/rows: MOOR_OPEN_PREFIX.
-     * An id that one store has sealed and another has not yet is MOOR_E_TIMEOUT. A store that does not answer at all is given up
-     * 5 s after the timeout (MOOR_E_CLOSED, here and in every other call of a client); records opened before keep their leases.
-     * MOOR_E_UNSUPPORTED at once, whatever the timeout, where the server records nothing (recording_off).
+     * An id that one store has sealed and another has not yet: MOOR_E_TIMEOUT. A store that does not answer at all is given up 5 s after
+     * the timeout (MOOR_E_CLOSED, in every call of a client). MOOR_E_UNSUPPORTED at once where the server records nothing (recording_off).
      * Pipeline stages: waits until every stage has it sealed; the rows are put together in memory of the record's own, and events and
      * claims go to every stage. A row that a stage lacks is missing. */
     moor_status (*open)(moor_client *client, const char *id, uint32_t id_len, double timeout, uint32_t flags,
@@ -487,8 +483,8 @@ typedef struct moor_api {
     moor_status (*open_all)(moor_client *client, const char *id, uint32_t id_len, double timeout, moor_record ***out,
                             uint32_t *n);
     void (*records_free)(moor_record **records, uint32_t n); /* the array only */
-    moor_status (*resolve)(const char *ref, size_t ref_len, double timeout,
-                           moor_record **out); /* attaches by itself, cached */
+    /* Attaches by itself, cached. */
+    moor_status (*resolve)(const char *ref, size_t ref_len, double timeout, moor_record **out);
     moor_status (*record_info)(const moor_record *record, moor_record_info *out);
     /* Copies rows start…stop-1. model_layout: columns are all model_layers, dense ones 0. dst_dtype any of the five.
      * mask: NULL, or [stop-start] bytes, 1 = present; with mask NULL missing rows → MOOR_E_INCOMPLETE, nothing written. */
