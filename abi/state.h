@@ -91,7 +91,7 @@ typedef struct moor_state_weights {
     _Alignas(64) _Atomic uint64_t session;    /* number of the open or last session */
     _Atomic uint64_t moved_session;           /* the session that moved the epoch last */
     _Atomic uint64_t open[MOOR_MAX_PROCESSES / 64]; /* a bit per process slot: it is inside the session */
-    _Atomic uint32_t depth[MOOR_MAX_PROCESSES];     /* nesting; only the slot's own process changes it */
+    _Atomic uint32_t depth[MOOR_MAX_PROCESSES];     /* nesting; another front end may end what the slot's began */
     _Atomic uint32_t kinds[MOOR_MAX_PROCESSES];     /* bits 1 << MOOR_WEIGHTS_* begun in it */
     _Atomic uint64_t seen[8];                       /* by MOOR_WEIGHTS_* */
     _Atomic uint64_t

@@ -218,6 +218,24 @@ static void made_good(moor_state *state, uint32_t kinds)
         moor_log(MOOR_LOG_INFO, "a full weight update succeeded: the version of the weights is known again");
 }
 
+static int is_front_end(moor_state *state, uint32_t slot)
+{
+    return (__atomic_load_n(&state->processes[slot].roles, __ATOMIC_RELAXED) & MOOR_ROLE_FRONTEND) != 0;
+}
+
+/* Whose session this process ends: its own; for a front end that has none, another one's. A server's front ends accept from one
+ * socket, so that an update begun through one may be ended through the next. */
+static uint32_t session_slot(const moor_process *process, const moor_member *member)
+{
+    moor_state *state = process->state;
+    if (atomic_load(&state->weights.depth[process->slot]) || !is_front_end(state, process->slot))
+        return process->slot;
+    for (uint32_t slot = 0; slot < MOOR_MAX_PROCESSES; slot++)
+        if (atomic_load(&state->weights.depth[slot]) && is_front_end(state, slot) && moor_member_alive(member, slot))
+            return slot;
+    return process->slot;
+}
+
 moor_status moor_weights_end(moor_process *process, int ok, const char *why)
 {
     moor_status status = moor_process_check(process, "weights_end");
@@ -226,10 +244,11 @@ moor_status moor_weights_end(moor_process *process, int ok, const char *why)
     moor_state *state = process->state;
     moor_state_weights *weights = &state->weights;
     moor_member member = moor_member_of(process);
-    uint32_t depth = atomic_load(&weights->depth[process->slot]), kinds = atomic_load(&weights->kinds[process->slot]);
+    uint32_t slot = session_slot(process, &member), depth = atomic_load(&weights->depth[slot]);
+    uint32_t kinds = atomic_load(&weights->kinds[slot]);
     if (!ok)
         went_wrong(&member, why && *why ? why : "no reason was given");
-    while (depth && !atomic_compare_exchange_weak(&weights->depth[process->slot], &depth, depth - 1))
+    while (depth && !atomic_compare_exchange_weak(&weights->depth[slot], &depth, depth - 1))
         ;
     if (!depth && ok)
         moor_log(MOOR_LOG_INFO, "weights_end: no update session is open in this process; nothing done");
@@ -239,11 +258,11 @@ moor_status moor_weights_end(moor_process *process, int ok, const char *why)
         move_if_due(state, 1); /* whatever the session changed unseen */
         made_good(state, kinds);
     }
-    leave_session(state, process->slot);
-    if (atomic_load(&weights->depth[process->slot])) /* another thread began meanwhile, and found itself in */
-        atomic_fetch_or(&weights->open[SLOT_WORD(process->slot)], SLOT_BIT(process->slot));
+    leave_session(state, slot);
+    if (atomic_load(&weights->depth[slot])) /* another thread began meanwhile, and found itself in */
+        atomic_fetch_or(&weights->open[SLOT_WORD(slot)], SLOT_BIT(slot));
     else
-        atomic_fetch_and(&weights->kinds[process->slot], ~kinds);
+        atomic_fetch_and(&weights->kinds[slot], ~kinds);
     return MOOR_OK;
 }
 

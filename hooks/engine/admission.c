@@ -99,17 +99,18 @@ void moor_admission_finish(moor_jp_call *call)
 
 /* ---- pauses and updates -------------------------------------------------------------------------------------------- */
 
-void moor_gate_close(int keep)
+int moor_gate_close(int keep)
 {
     moor_runtime *rt = moor_runtime_get();
     if (!moor_gate_on())
-        return;
+        return 0;
     moor_gate_status now = MOOR_GATE_STATUS_INIT;
     int was_open = rt->api->gate_status(rt->process, &now) == MOOR_OK && now.state == MOOR_GATE_OPEN;
     /* What an earlier pause keeps is frozen: a later one that would wait must not forget it. */
     gate.keep = was_open ? keep > 0 : gate.keep || keep > 0;
     rt->api->gate_seal(rt->process);
     gate.drain_until_ns = now_ns() + (uint64_t)(rt->config.drain_timeout_s * 1e9);
+    return was_open;
 }
 
 static int drained(moor_status status)

@@ -20,8 +20,9 @@ int moor_admission_after(moor_jp_call *call);
 int moor_admission_error(moor_jp_call *call);
 void moor_admission_finish(moor_jp_call *call);
 
-/* keep: 1 = requests in flight are kept across, there is nothing to wait for; 0 = they end, unless an earlier pause keeps them. */
-void moor_gate_close(int keep);
+/* keep: 1 = requests in flight are kept across, there is nothing to wait for; 0 = they end, unless an earlier pause keeps them.
+ * 1 when the gate was open. */
+int moor_gate_close(int keep);
 /* Waits for the requests in flight; observe looks once. `drain` is for coroutines, `drain_blocking` for a plain function
  * that does not run on the event loop, `drain_now` for one that does: it never waits. What moor_jp callbacks answer. */
 int moor_gate_drain(moor_jp_call *call);

@@ -31,6 +31,7 @@ int moor_vllm_base64_before(moor_jp_call *call);
 int moor_vllm_metrics_after(moor_jp_call *call);
 int moor_vllm_pause_before(moor_jp_call *call);
 int moor_vllm_pause_after(moor_jp_call *call);
+int moor_vllm_pause_error(moor_jp_call *call);
 int moor_vllm_resume_after(moor_jp_call *call);
 int moor_vllm_sleep_before(moor_jp_call *call);
 int moor_vllm_sleep_after(moor_jp_call *call);

@@ -23,7 +23,8 @@ int moor_vllm_generate_before(moor_jp_call *call)
 
 /* ---- pause, sleep and update drive the gate -------------------------------------------------------------------------- */
 
-static int paused_by_us;   /* Moor paused the engine for an update that came without a pause */
+static int paused_by_us;   /* Moor paused the engine, or tried to, for an update that came without a pause */
+static int pausing;        /* the next pause is that one */
 static PyObject *resuming; /* the task that ends that pause after the update failed; event loops hold theirs weakly */
 
 /* vLLM's pause modes: "wait" lets running requests end, "keep" freezes them, "abort" (its default) ends them. In all three
@@ -38,8 +39,11 @@ static int mode_is(const moor_jp_call *call, unsigned param, const char *name)
  * which would queue it once it is paused, and the drain would wait for a request that nobody runs. */
 static int close_for(moor_jp_call *call, unsigned param)
 {
-    if (call->rounds == 0)
-        moor_gate_close(mode_is(call, param, "keep"));
+    if (call->rounds == 0) {
+        paused_by_us = pausing;
+        pausing = 0;
+        call->state = moor_gate_close(mode_is(call, param, "keep")) ? &paused_by_us : NULL;
+    }
     return mode_is(call, param, "wait") ? moor_gate_drain(call) : MOOR_JP_OK;
 }
 
@@ -57,6 +61,17 @@ int moor_vllm_pause_before(moor_jp_call *call)
 int moor_vllm_pause_after(moor_jp_call *call)
 {
     return settle_after(call, 0);
+}
+
+/* Nobody resumes an engine that did not pause. A caller that was cancelled cannot know whether it did: then the gate stays closed. */
+int moor_vllm_pause_error(moor_jp_call *call)
+{
+    if (!call->state || !PyErr_GivenExceptionMatches(call->exc, PyExc_Exception))
+        return MOOR_JP_OK;
+    paused_by_us = 0;
+    moor_gate_open();
+    PyErr_Clear(); /* the engine's own error is the one to see */
+    return MOOR_JP_OK;
 }
 
 /* The caller is that task: the gate stays as the failure left it. */
@@ -88,10 +103,13 @@ int moor_vllm_sleep_after(moor_jp_call *call)
     return settle_after(call, 1);
 }
 
-/* Waking the weights does not reopen; waking the KV cache does (SEMANTICS 4.8). */
+/* Waking the weights does not reopen; waking the KV cache does (SEMANTICS 4.8), and so does what ends a sleep of level 0: False says
+ * that memory is missing still. */
 int moor_vllm_wake_after(moor_jp_call *call)
 {
-    return moor_py_has(moor_jp_param(call, 0), "kv_cache", 1) ? moor_gate_open() : MOOR_JP_OK;
+    PyObject *tags = moor_jp_param(call, 0);
+    int wakes = moor_py_has(tags, "kv_cache", 1) || (moor_py_has(tags, "scheduling", 0) && call->result != Py_False);
+    return wakes ? moor_gate_open() : MOOR_JP_OK;
 }
 
 static PyObject *pause_awaitable(PyObject *engine)
@@ -115,12 +133,12 @@ int moor_vllm_start_update_before(moor_jp_call *call)
     if (!rt->process)
         return MOOR_JP_OK;
     if (moor_gate_enforced() && rt->api->gate_status(rt->process, &status) == MOOR_OK) {
-        if (status.state == MOOR_GATE_OPEN && call->rounds == 0) {
-            call->state = &paused_by_us;
-            return moor_jp_set_awaitable(call, pause_awaitable(call->self)) ? MOOR_JP_FAILED : MOOR_JP_AWAIT;
+        if (call->rounds == 0 && (status.state == MOOR_GATE_OPEN || paused_by_us)) {
+            if (moor_jp_set_awaitable(call, pause_awaitable(call->self)))
+                return MOOR_JP_FAILED;
+            pausing = 1; /* it is awaited at once, with nothing in between */
+            return MOOR_JP_AWAIT;
         }
-        if (call->state && call->rounds == 1) /* a pause that failed does not come back here */
-            paused_by_us = 1;
         int drained = status.state == MOOR_GATE_SEALED ? moor_gate_drain(call) : MOOR_JP_OK;
         if (drained != MOOR_JP_OK)
             return drained;
@@ -129,37 +147,49 @@ int moor_vllm_start_update_before(moor_jp_call *call)
     return MOOR_JP_OK;
 }
 
+/* Nobody else would end Moor's own pause: once the operator has acknowledged the failure, requests would pass the gate into an
+ * engine that stands still. Until then the gate holds them, and none is left in the engine. 0, or -1 with an error. */
+static int resume_later(PyObject *engine)
+{
+    if (!paused_by_us)
+        return 0;
+    paused_by_us = 0;
+    PyObject *asyncio = PyImport_ImportModule("asyncio");
+    PyObject *resume = asyncio ? PyObject_CallMethod(engine, "resume_generation", NULL) : NULL;
+    PyObject *task = resume ? PyObject_CallMethod(asyncio, "ensure_future", "O", resume) : NULL;
+    Py_XDECREF(resume);
+    Py_XDECREF(asyncio);
+    if (!task)
+        return -1;
+    PyObject *old = resuming;
+    resuming = task;
+    Py_XDECREF(old);
+    return 0;
+}
+
 int moor_vllm_finish_update_after(moor_jp_call *call)
 {
     if (call->rounds)
         return MOOR_JP_OK;
     int result = moor_gate_installed(moor_py_text(moor_jp_param(call, 0), NULL));
-    if (result != MOOR_JP_OK || !paused_by_us)
+    if (result != MOOR_JP_OK) {
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        resume_later(call->self);
+        PyErr_Restore(type, value, trace);
         return result;
+    }
+    if (!paused_by_us)
+        return MOOR_JP_OK;
     paused_by_us = 0;
     PyObject *awaitable = PyObject_CallMethod(call->self, "resume_generation", NULL);
     return moor_jp_set_awaitable(call, awaitable) ? MOOR_JP_FAILED : MOOR_JP_AWAIT;
 }
 
-/* Nobody else would end Moor's own pause: once the operator has acknowledged the failure, requests would pass the gate into an
- * engine that stands still. Until then the gate holds them, and none is left in the engine. */
 int moor_vllm_update_error(moor_jp_call *call)
 {
     int result = moor_gate_update_error(call);
-    if (!paused_by_us)
-        return result;
-    paused_by_us = 0;
-    PyObject *asyncio = PyImport_ImportModule("asyncio");
-    PyObject *resume = asyncio ? PyObject_CallMethod(call->self, "resume_generation", NULL) : NULL;
-    PyObject *task = resume ? PyObject_CallMethod(asyncio, "ensure_future", "O", resume) : NULL;
-    Py_XDECREF(resume);
-    Py_XDECREF(asyncio);
-    if (!task)
-        return MOOR_JP_FAILED;
-    PyObject *old = resuming;
-    resuming = task;
-    Py_XDECREF(old);
-    return result;
+    return resume_later(call->self) ? MOOR_JP_FAILED : result;
 }
 
 /* ---- delivery -------------------------------------------------------------------------------------------------------- */

@@ -57,26 +57,35 @@ static uint32_t rows_hint(PyObject *state)
     return rows > 0 && rows < UINT32_MAX ? (uint32_t)rows : 0;
 }
 
-/* vLLM's ids: "<http id>-<index>[-<8 hex>]", and "<child>_" in front for n > 1. The record is found by all of them. */
-static void add_aliases(const char *id, size_t len)
+/* vLLM's ids: "<http id>-<index>[-<8 hex>]", and "<child>_" in front for n > 1. Narrows [*begin, *end) to the front end's id; returns the
+ * child's number. */
+static unsigned long front_id(const char **begin, const char **end)
 {
-    moor_runtime *rt = moor_runtime_get();
-    const char *begin = id, *end = id + len;
+    const char *id = *begin;
+    size_t len = (size_t)(*end - id), digits = 0;
     unsigned long child = 0;
-    size_t digits = 0;
     while (digits < len && isdigit((unsigned char)id[digits]))
         digits++;
     if (digits && digits < len && id[digits] == '_') {
         child = strtoul(id, NULL, 10);
-        begin = id + digits + 1;
+        *begin = id + digits + 1;
     }
-    if (end - begin > 9 && end[-9] == '-') {
+    if (*end - *begin > 9 && (*end)[-9] == '-') {
         int hex = 1;
-        for (const char *p = end - 8; p < end; p++)
+        for (const char *p = *end - 8; p < *end; p++)
             hex &= isxdigit((unsigned char)*p) != 0;
         if (hex)
-            end -= 9;
+            *end -= 9;
     }
+    return child;
+}
+
+/* The record is found by all of its ids. */
+static void add_aliases(const char *id, size_t len)
+{
+    moor_runtime *rt = moor_runtime_get();
+    const char *begin = id, *end = id + len;
+    unsigned long child = front_id(&begin, &end);
     if (begin != id || end != id + len)
         rt->api->request_alias(rt->store, id, (uint32_t)len, begin, (uint32_t)(end - begin), (uint32_t)child);
     const char *dash = end;
@@ -316,6 +325,17 @@ static void commit(const uint32_t *accepted)
     end_step();
 }
 
+/* A request that ended before its first step has no record, and nobody here knows what the front end calls it: the gate, which waits
+ * for its record by that name, would wait for ever. The core's own seal has told of its own name. */
+static void never_ran(const char *id, size_t len)
+{
+    moor_runtime *rt = moor_runtime_get();
+    const char *begin = id, *end = id + len;
+    front_id(&begin, &end);
+    if (begin != id || end != id + len)
+        rt->api->seal(rt->process, rt->store_index, begin, (uint32_t)(end - begin), 0, MOOR_SEAL_ABORTED);
+}
+
 /* The core's hand-outs and resets, then what finished: in the order in which the core decided them. */
 static void read_events(PyObject *output)
 {
@@ -336,6 +356,8 @@ static void read_events(PyObject *output)
         if (text) {
             rt->api->request_finished(rt->store, text, (uint32_t)len);
             tracked *t = track_find(text, (size_t)len);
+            if (!t || !t->aliased)
+                never_ran(text, (size_t)len);
             if (t)
                 track_forget(t);
         }

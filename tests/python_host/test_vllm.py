@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM's adapter does where a real server would have to be broken, or hit at the right moment (tests/engines has the real one)."""
+import sys
+import unittest
+
+from adapter_case import Adapter
+
+FRONT = """
+    class AsyncLLM:
+        def __init__(self, vllm_config):
+            self.paused, self.refuses = False, None
+
+        def answer(self):
+            if self.refuses:
+                raise ValueError(self.refuses)
+
+        async def generate(self, prompt, sampling_params, request_id):
+            yield 1
+            await prompt.wait()
+
+        async def pause_generation(self, *, mode="abort", clear_cache=True):
+            self.answer()
+            self.paused = True
+
+        async def resume_generation(self):
+            self.paused = False
+
+        async def sleep(self, level=1, mode="abort"):
+            self.answer()
+            self.paused = True
+
+        async def wake_up(self, tags=None):
+            self.paused = False
+            return True
+
+        async def start_weight_update(self):
+            self.answer()
+
+        async def update_weights(self, request):
+            self.answer()
+
+        async def finish_weight_update(self, weight_version=None):
+            self.answer()
+    """
+SCHEDULER = """
+    from types import SimpleNamespace as Namespace
+
+    class Scheduler:
+        def __init__(self, vllm_config):
+            self.vllm_config, self.finished = vllm_config, set()
+
+        def schedule(self):
+            out = Namespace(total_num_scheduled_tokens=0, finished_req_ids=self.finished)
+            self.finished = set()
+            return out
+
+        def _free_request(self, request):
+            self.finished.add(request.request_id)
+    """
+RUNNER = """
+    from array import array
+    from types import SimpleNamespace as Namespace
+
+    class Router:
+        def set_capture_fn(self, function):
+            self.function = function
+
+    class Model:
+        def __init__(self):
+            self.layers = [Namespace(layer_id=n, router=Router()) for n in range(2)]
+
+        def modules(self):
+            return iter(self.layers)
+
+        def load_weights(self, weights):
+            pass
+
+    class GPUModelRunner:
+        def __init__(self, vllm_config):
+            self.vllm_config, self.device = vllm_config, Namespace(type="cpu")
+            self.input_batch = Namespace(req_ids=[], num_computed_tokens_cpu=array("i", [0] * 8))
+            self.requests = {}
+
+        def load_model(self):
+            self.model = Model()
+
+        def initialize_kv_cache(self, kv_cache_config, is_profiling=False):
+            pass
+
+        def execute_model(self, scheduler_output):
+            pass
+    """
+START = """
+    import asyncio
+    import subprocess
+    import sys
+    import time
+    import moor
+    from types import SimpleNamespace as Namespace
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    shape = Namespace(num_experts=8, num_experts_per_tok=2, num_hidden_layers=2)
+    config = Namespace(
+        additional_config={}, compilation_config=Namespace(mode=0), model_config=Namespace(hf_config=shape, hf_text_config=shape),
+        parallel_config=Namespace(rank=0, world_size=1, data_parallel_rank=0, tensor_parallel_size=1, pipeline_parallel_size=1),
+        scheduler_config=Namespace(max_num_batched_tokens=64, max_num_seqs=8))
+    llm = AsyncLLM(vllm_config=config)
+    gate = moor.attach("default", 10.0).gate
+
+    async def outcome(call):
+        try:
+            await call
+        except Exception as e:
+            return f"{type(e).__name__}: {e}"
+        return "ok"
+
+    def tell(what):
+        now = gate.status()
+        print(what, "-", now["state"], *["poisoned"] * now["poisoned"], *["paused"] * llm.paused)
+
+    async def begun(id):
+        end = asyncio.Event()
+        answers = llm.generate(end, Namespace(n=1), id)
+        await anext(answers)
+
+        async def finish():
+            end.set()
+            async for _ in answers:
+                pass
+        return finish
+
+    if sys.argv[1:] == ["second"]:  # another front end of the same server: does what it is told
+        for line in sys.stdin:
+            print(asyncio.run(outcome(eval(line))), flush=True)
+        sys.exit()
+
+    class Second:
+        def __enter__(self):
+            self.process = subprocess.Popen([sys.executable, __file__, "second"], stdin=-1, stdout=-1, text=True)
+            return self
+
+        def __call__(self, call):
+            print(call, file=self.process.stdin, flush=True)
+            return self.process.stdout.readline().strip()
+
+        def __exit__(self, *_):
+            self.process.stdin.close()
+            self.process.wait()
+            self.process.stdout.close()
+    """
+ENFORCE = '{"record": {"enabled": false}, "gate": {"mode": "enforce", "drain_timeout_s": 0.2}, "weights": {"timeout_s": 5}}'
+
+
+class Front(Adapter):
+    package = "vllm"
+    modules = {"v1/engine/async_llm.py": FRONT}
+    start = START
+
+    def main(self, text):
+        return self.program("async def main():\n" + text + "\nasyncio.run(main())\n", ENFORCE)
+
+
+class Pauses(Front):
+    def test_a_sleep_of_level_0_ends(self):
+        """Its memory was never gone: what wakes it is "scheduling"."""
+        self.assertEqual(self.main("""
+            await llm.sleep(0)
+            tell("asleep")
+            await llm.wake_up(["weights"])
+            tell("weights")
+            await llm.wake_up(["scheduling"])
+            tell("awake")
+            """), ["asleep - drained paused", "weights - drained", "awake - open"])
+
+    def test_a_pause_that_the_engine_refuses(self):
+        """Nobody resumes what did not pause: the requests go on."""
+        self.assertEqual(self.main("""
+            llm.refuses = "not now"
+            for call in (llm.pause_generation(), llm.sleep()):
+                tell(await outcome(call))
+            llm.refuses = None
+            await llm.pause_generation(mode="keep")
+            llm.refuses = "not now"
+            tell(await outcome(llm.sleep()))
+            """), ["ValueError: not now - open", "ValueError: not now - open", "ValueError: not now - sealed paused"])
+
+
+class Updates(Front):
+    def test_one_that_was_refused_may_be_tried_again(self):
+        """SEMANTICS 4.3: the gate stays sealed, until the next one ends: the pause was Moor's own."""
+        refused, started, finished = self.main("""
+            finish = await begun("a")
+            tell(await outcome(llm.start_weight_update()))
+            await finish()
+            tell(await outcome(llm.start_weight_update()))
+            tell(await outcome(llm.finish_weight_update("7")))
+            """)
+        self.assertRegex(refused, "^RuntimeError.*not settled.*a .running.* - sealed$")
+        self.assertEqual([started, finished], ["ok - drained paused", "ok - open"])
+
+    def test_a_pause_of_the_callers_is_the_callers(self):
+        """Also after an update that Moor closed the gate for, and that came to nothing."""
+        self.assertEqual(self.main("""
+            finish = await begun("a")
+            await outcome(llm.start_weight_update())
+            await finish()
+            await llm.pause_generation(mode="wait")
+            await llm.start_weight_update()
+            await llm.finish_weight_update("7")
+            tell("finished")
+            await llm.resume_generation()
+            tell("resumed")
+            """), ["finished - drained paused", "resumed - open"])
+
+    def test_one_that_is_ended_through_another_front_end(self):
+        """They accept from one socket: which of them a call comes to is chance."""
+        self.assertEqual(self.main("""
+            with Second() as second:
+                await llm.pause_generation(mode="wait")
+                await llm.start_weight_update()
+                print(second("llm.finish_weight_update('7')"), gate.status()["label"])
+                tell(await outcome(llm.resume_generation()))
+            """), ["ok 7", "ok - open"])
+
+    def test_one_that_fails_in_another_front_end(self):
+        self.assertEqual(self.main("""
+            with Second() as second:
+                await llm.pause_generation(mode="wait")
+                await llm.start_weight_update()
+                second("asyncio.sleep(setattr(llm, 'refuses', 'no space') or 0)")
+                print(second("llm.update_weights(None)"))
+                gate.acknowledge()
+                tell(await outcome(llm.resume_generation()))
+            """), ["ValueError: no space", "ok - open"])
+
+    def test_one_that_outlives_its_front_end(self):
+        """SEMANTICS 4.9: the one that began it was killed inside it, and nobody here knows what it did."""
+        began, after = self.main("""
+            with Second() as second:
+                await llm.pause_generation(mode="wait")
+                print(second("llm.start_weight_update()"))
+                second.process.kill()
+                second.process.wait()
+                await outcome(llm.finish_weight_update("7"))
+                tell((await outcome(llm.resume_generation()))[:40])
+            """)
+        self.assertEqual(began, "ok")
+        self.assertRegex(after, "^RuntimeError.* - drained poisoned$")
+
+    def test_one_whose_version_cannot_be_installed(self):
+        """Somebody else's failure: the gate says so, and the engine does not stand still behind it."""
+        second, finished, after = self.main("""
+            with Second() as second:
+                await llm.start_weight_update()
+                second("asyncio.sleep(setattr(llm, 'refuses', 'one is open') or 0)")
+                print(second("llm.start_weight_update()"))
+                print(await outcome(llm.finish_weight_update("7")))
+                await asyncio.sleep(0)
+                tell("after")
+            """)
+        self.assertEqual([second, after], ["ValueError: one is open", "after - drained poisoned"])
+        self.assertIn("one is open", finished)
+
+
+class Requests(Adapter):
+    package = "vllm"
+    modules = {"v1/engine/async_llm.py": FRONT, "v1/core/sched/scheduler.py": SCHEDULER,
+               "v1/worker/gpu_model_runner.py": RUNNER}
+    start = START
+
+    def test_one_that_ends_before_it_ran_is_settled(self):
+        """Its record never comes; the core's name of it is not the front end's."""
+        self.assertEqual(self.program("""
+            from vllm.v1.core.sched.scheduler import Scheduler
+            from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+            scheduler, runner = Scheduler(vllm_config=config), GPUModelRunner(config)
+            runner.load_model()
+            runner.initialize_kv_cache(Namespace(num_blocks=8, kv_cache_groups=[Namespace(kv_cache_spec=Namespace(block_size=4))]))
+
+            async def main():
+                for id in ("cmpl-a-0", "cmpl-b-0"):
+                    await (await begun(id))()
+                print(gate.status()["in_flight"])
+                scheduler._free_request(Namespace(request_id="cmpl-a-0-0123abcd", status=Namespace(name="FINISHED_ABORTED"),
+                                                  num_output_tokens=0, num_tokens=5, num_computed_tokens=0))
+                runner.execute_model(scheduler.schedule())
+                end = time.monotonic() + 20
+                while gate.status()["in_flight"] > 1 and time.monotonic() < end:
+                    time.sleep(0.01)
+                print(gate.status()["in_flight"])
+
+            asyncio.run(main())
+            """, "{}"), ["2", "1"])
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
