@@ -36,6 +36,8 @@ int moor_sglang_pause_before(moor_jp_call *call);
 int moor_sglang_pause_after(moor_jp_call *call);
 int moor_sglang_continue_after(moor_jp_call *call);
 int moor_sglang_begin_update_before(moor_jp_call *call);
+int moor_sglang_begin_update_after(moor_jp_call *call);
+int moor_sglang_session_error(moor_jp_call *call);
 int moor_sglang_end_update_after(moor_jp_call *call);
 int moor_sglang_update_before(moor_jp_call *call);
 int moor_sglang_update_after(moor_jp_call *call);

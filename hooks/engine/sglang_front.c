@@ -162,8 +162,10 @@ int moor_sglang_pause_before(moor_jp_call *call)
 {
     PyObject *mode = moor_py_path(moor_jp_param(call, 0), "mode");
     const char *text = moor_py_text(mode, NULL);
-    if (!call->rounds)
+    if (!call->rounds) {
+        update.closed_by_us = 0; /* whoever pauses says when the engine goes on */
         moor_gate_close(text && strcmp(text, "abort") != 0);
+    }
     Py_XDECREF(mode);
     return MOOR_JP_OK;
 }
@@ -210,9 +212,22 @@ static int returned_true(moor_jp_call *call)
 
 int moor_sglang_begin_update_before(moor_jp_call *call)
 {
-    int drained = close_gate(call); /* not drained: no session, and the caller may try again */
-    update.session |= drained == MOOR_JP_OK;
-    return drained;
+    return close_gate(call); /* not drained: no session, and the caller may try again */
+}
+
+/* False: a session is open. When it is not ours, nobody ends it here, and what the gate was closed for does not come. */
+int moor_sglang_begin_update_after(moor_jp_call *call)
+{
+    if (!call->rounds && returned_true(call))
+        update.session = 1;
+    return update.session ? MOOR_JP_OK : open_gate(call, MOOR_JP_OK);
+}
+
+/* What comes next is taken for an update of its own, and gated as one. */
+int moor_sglang_session_error(moor_jp_call *call)
+{
+    update.session = 0;
+    return moor_gate_update_error(call);
 }
 
 int moor_sglang_end_update_after(moor_jp_call *call)
@@ -251,8 +266,11 @@ int moor_sglang_release_before(moor_jp_call *call)
         PyErr_SetString(PyExc_RuntimeError, "moor: memory is not released: the engine did not become idle in time");
         return MOOR_JP_RAISE;
     }
-    if (!call->rounds && gate_is_open())
-        moor_gate_close(0);
+    if (!call->rounds) {
+        update.closed_by_us = 0; /* the KV cache must be back before requests are */
+        if (gate_is_open())
+            moor_gate_close(0);
+    }
     int drained = moor_gate_drain(call);
     if (drained != MOOR_JP_OK)
         return drained;

@@ -71,6 +71,8 @@ static const char *why_not(PyObject *scheduler, const moor_sglang_place *place)
         return "no MoE router was found in the model";
     if (!S.shape.num_experts || !S.shape.top_k || !S.shape.model_layers)
         return "the model's configuration does not say how many experts, experts per token or layers it has";
+    if (!moor_py_true(scheduler, "is_generation", 1))
+        return "this version of Moor records only what SGLang generates";
     if (!on_cpu)
         return "this version of Moor records only models whose expert ids are in host memory";
     if (drafts)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What SGLang's adapter does where a real server would have to be broken, or hit at the right moment (tests/engines has the real one)."""
+import sys
+import unittest
+
+from adapter_case import Adapter
+
+FRONT = """
+    from types import SimpleNamespace as Namespace
+
+    class TokenizerManager:
+        def __init__(self):
+            self.says, self.raises = (True, "ok"), None
+
+        async def answer(self):
+            if self.raises:
+                raise self.raises
+            return self.says
+
+        async def generate_request(self, obj, request=None):
+            yield {"meta_info": {}}
+            await obj.end.wait()
+
+        async def pause_generation(self, obj):
+            pass
+
+        async def continue_generation(self, obj):
+            pass
+
+        async def begin_weight_update(self, obj, request=None):
+            return await self.answer()
+
+        async def end_weight_update(self, obj, request=None):
+            return await self.answer()
+
+        async def update_weights_from_disk(self, obj, request=None):
+            return await self.answer()
+
+        async def release_memory_occupation(self, obj, request=None):
+            pass
+
+        async def resume_memory_occupation(self, obj, request=None):
+            pass
+
+        async def flush_cache(self, timeout_s):
+            return Namespace(success=True)
+    """
+SCHEDULER = """
+    from types import SimpleNamespace as Namespace
+
+    class Model:
+        def modules(self):
+            return iter([Namespace(layer_id=n, topk_config=Namespace()) for n in range(2)])
+
+        def load_weights(self, weights):
+            pass
+
+    class Scheduler:
+        def __init__(self, is_generation):
+            self.is_generation = is_generation
+            self.tp_worker = Namespace(model_runner=Namespace(model=Model()))
+            self.model_config = Namespace(hf_text_config=Namespace(num_experts=8, num_experts_per_tok=2, num_hidden_layers=2))
+    """
+START = """
+    import asyncio
+    import moor
+    from types import SimpleNamespace as Namespace
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+    manager = TokenizerManager()
+    gate = moor.attach("default", 10.0).gate
+    obj = Namespace(weight_version="7", mode="in_place", tags=None)
+
+    async def outcome(call):
+        try:
+            return await call
+        except Exception as e:
+            return f"{type(e).__name__}: {e}"
+
+    def tell(what):
+        now = gate.status()
+        print(what, "-", now["state"], *["poisoned"] * now["poisoned"])
+
+    async def begun():
+        end = asyncio.Event()
+        answers = manager.generate_request(Namespace(rid="a", text="x", end=end))
+        await anext(answers)
+
+        async def finish():
+            end.set()
+            async for _ in answers:
+                pass
+        return finish
+
+    async def refused_update():
+        finish = await begun()
+        await outcome(manager.update_weights_from_disk(obj))
+        await finish()
+    """
+
+
+class Updates(Adapter):
+    package = "sglang"
+    modules = {"srt/managers/tokenizer_manager.py": FRONT}
+    start = START
+
+    def main(self, text):
+        return self.program("async def main():\n" + text + "\nasyncio.run(main())\n",
+                            '{"record": {"enabled": false}, "gate": {"mode": "enforce", "drain_timeout_s": 0.2}}')
+
+    def test_one_after_a_session_that_failed_is_gated(self):
+        """SEMANTICS 4.5: a request in flight keeps it waiting, whatever became of the session before."""
+        for call in ("begin", "end"):
+            with self.subTest(call):
+                failed, update = self.main(f"""
+                    if "{call}" == "end":
+                        await manager.begin_weight_update(obj)
+                    manager.raises = OSError("gone")
+                    tell(await outcome(manager.{call}_weight_update(obj)))
+                    manager.raises = None
+                    gate.acknowledge()
+                    gate.reopen(1.0)
+                    in_flight = await begun()  # who drops it, aborts it
+                    tell(await outcome(manager.update_weights_from_disk(obj)))
+                    """)
+                self.assertEqual(failed, "OSError: gone - drained poisoned")
+                self.assertRegex(update, "^RuntimeError.*not settled.* - sealed$")
+
+    def test_a_session_that_does_not_begin(self):
+        """The engine says no: somebody else's is open. What the gate was closed for does not come."""
+        self.assertEqual(self.main("""
+            manager.says = (False, "one is open")
+            tell((await manager.begin_weight_update(obj))[1])
+            manager.says = (True, "ok")
+            tell((await manager.update_weights_from_disk(obj))[1])
+            print(gate.status()["label"])
+            """), ["one is open - open", "ok - open", "7"])
+
+    def test_a_session(self):
+        self.assertEqual(self.main("""
+            tell((await manager.begin_weight_update(obj))[1])
+            tell((await manager.update_weights_from_disk(obj))[1])
+            manager.says = (False, "one is open")
+            tell((await manager.begin_weight_update(obj))[1])
+            manager.says = (True, "ok")
+            tell((await manager.end_weight_update(obj))[1])
+            """), ["ok - drained", "ok - drained", "one is open - drained", "ok - open"])
+
+    def test_a_pause_of_the_callers_is_the_callers(self):
+        """Also after an update that Moor closed the gate for, and that came to nothing."""
+        self.assertEqual(self.main("""
+            await refused_update()
+            await manager.pause_generation(obj)
+            await manager.update_weights_from_disk(obj)
+            tell("updated")
+            await manager.continue_generation(obj)
+            tell("continued")
+            """), ["updated - sealed", "continued - open"])
+
+    def test_no_request_before_the_kv_cache_is_back(self):
+        self.assertEqual(self.main("""
+            await refused_update()
+            await manager.release_memory_occupation(obj)
+            await manager.update_weights_from_disk(obj)
+            tell("updated")
+            await manager.resume_memory_occupation(obj)
+            tell("resumed")
+            """), ["updated - drained", "resumed - open"])
+
+
+class Off(Adapter):
+    package = "sglang"
+    modules = {"srt/managers/scheduler.py": SCHEDULER}
+
+    def test_a_model_that_generates_nothing(self):
+        """SGLang tells of the end of a request that generates: records of others would never be sealed, and never go."""
+        for generates, why in (True, ""), (False, "only what SGLang generates"):
+            with self.subTest(generates):
+                told = self.program(f"""
+                    import moor
+                    from sglang.srt.managers.scheduler import Scheduler
+
+                    scheduler = Scheduler({generates})
+                    print("why:", moor.attach("default", 10.0).stats()["recording_off"])
+                    """, "{}")
+                self.assertRegex(told[0], f"^why: .*{why}$" if why else "^why: $")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
