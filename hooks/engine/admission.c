@@ -73,9 +73,16 @@ int moor_admission_before(moor_jp_call *call, const char *id, Py_ssize_t id_len,
 int moor_admission_after(moor_jp_call *call)
 {
     admission *a = call->state;
-    if (a)
+    if (a && a->outcome != MOOR_OUTCOME_FAILED)
         a->outcome = MOOR_OUTCOME_FINISHED;
     return MOOR_JP_OK;
+}
+
+void moor_admission_no_record(moor_jp_call *call)
+{
+    admission *a = call->state;
+    if (a)
+        a->outcome = MOOR_OUTCOME_FAILED;
 }
 
 int moor_admission_error(moor_jp_call *call)

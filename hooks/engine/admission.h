@@ -17,6 +17,8 @@ int moor_gate_enforced(void); /* gate.mode is enforce */
 /* A generate call (coroutine or async generator). before: waits without blocking the event loop; the others end it. */
 int moor_admission_before(moor_jp_call *call, const char *id, Py_ssize_t id_len, uint32_t records);
 int moor_admission_after(moor_jp_call *call);
+/* From `item`: the request ended before anything ran, and no record will come. */
+void moor_admission_no_record(moor_jp_call *call);
 int moor_admission_error(moor_jp_call *call);
 void moor_admission_finish(moor_jp_call *call);
 

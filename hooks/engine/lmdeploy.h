@@ -32,10 +32,12 @@ static inline const moor_jp *moor_lmdeploy_jp(const char *name)
 /* lmdeploy_front.c */
 int moor_lmdeploy_front_init(moor_jp_call *call);
 int moor_lmdeploy_generate_before(moor_jp_call *call);
+int moor_lmdeploy_generate_item(moor_jp_call *call);
 int moor_lmdeploy_sleep_before(moor_jp_call *call);
 int moor_lmdeploy_wakeup_after(moor_jp_call *call);
 int moor_lmdeploy_update_params_before(moor_jp_call *call);
 int moor_lmdeploy_update_params_after(moor_jp_call *call);
+int moor_lmdeploy_rejected(moor_jp_call *call);
 int moor_lmdeploy_update_weights_before(moor_jp_call *call);
 int moor_lmdeploy_update_weights_after(moor_jp_call *call);
 int moor_lmdeploy_update_error(moor_jp_call *call);

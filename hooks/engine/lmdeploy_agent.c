@@ -77,12 +77,16 @@ int moor_lmdeploy_agent_update_params_after(moor_jp_call *call)
 
 int moor_lmdeploy_agent_update_weights_before(moor_jp_call *call)
 {
+    if (moor_lmdeploy_rejected(call))
+        return MOOR_JP_OK;
     enter();
     return moor_window_touched(MOOR_WEIGHTS_UPDATE, call->jp->name);
 }
 
 int moor_lmdeploy_agent_update_weights_after(moor_jp_call *call)
 {
+    if (moor_lmdeploy_rejected(call))
+        return MOOR_JP_OK;
     moor_window_leave();
     return moor_window_touched(MOOR_WEIGHTS_UPDATE, call->jp->name);
 }

@@ -54,6 +54,18 @@ int moor_lmdeploy_generate_before(moor_jp_call *call)
     return result;
 }
 
+/* Who was preprocessed before the engine slept, or all sessions were stopped, is turned away when its turn comes: the engine never hears
+ * of it. Where something ran after all, its record is on its way already. */
+int moor_lmdeploy_generate_item(moor_jp_call *call)
+{
+    PyObject *reason = call->state ? moor_py_path(call->result, "finish_reason") : NULL;
+    const char *text = moor_py_text(reason, NULL);
+    if (text && !strcmp(text, "abort") && moor_py_int(call->result, "generate_token_len", 1) == 0)
+        moor_admission_no_record(call);
+    Py_XDECREF(reason);
+    return MOOR_JP_OK;
+}
+
 /* AsyncEngine.sleep aborts everything by itself. */
 int moor_lmdeploy_sleep_before(moor_jp_call *call)
 {
@@ -110,9 +122,16 @@ int moor_lmdeploy_update_params_after(moor_jp_call *call)
     return end_update(moor_gate_installed(NULL));
 }
 
+/* The server found the engine unprepared: what the trainer sends is read, and none of it loaded. */
+int moor_lmdeploy_rejected(moor_jp_call *call)
+{
+    PyObject *reason = moor_jp_param(call, 1);
+    return reason && reason != Py_None;
+}
+
 int moor_lmdeploy_update_weights_before(moor_jp_call *call)
 {
-    if (front.updating)
+    if (front.updating || moor_lmdeploy_rejected(call))
         return MOOR_JP_OK;
     if (!call->rounds)
         moor_gate_close(0);
@@ -126,7 +145,7 @@ int moor_lmdeploy_update_weights_before(moor_jp_call *call)
 int moor_lmdeploy_update_weights_after(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();
-    if (!front.updating)
+    if (!front.updating || moor_lmdeploy_rejected(call))
         return MOOR_JP_OK;
     PyObject *ok = PyTuple_Check(call->result) ? PyTuple_GetItem(call->result, 0) : NULL;
     PyErr_Clear();

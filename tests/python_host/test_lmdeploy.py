@@ -34,6 +34,9 @@ FRONT = """
             pass
 
         async def generate(self, request):
+            if stale := getattr(request, "stale", None):
+                yield stale
+                return
             yield 1
             await request.end.wait()
     """
@@ -47,8 +50,8 @@ PROXY = """
         def update_params(self, request):
             return None
 
-        async def update_weights_from_ipc(self, request):
-            return True, ""
+        async def update_weights_from_ipc(self, request, reject_reason=None):
+            return (False, reject_reason) if reject_reason else (True, "")
     """
 UPDATES = """
     import asyncio
@@ -166,6 +169,38 @@ class Updates(Engine):
                 refused, again = self.update(how)
                 self.assertRegex(refused, "^(Runtime|Timeout).*7")
                 self.assertEqual(again, "installed open")
+
+
+    def test_one_that_the_engine_is_not_prepared_for(self):
+        """The trainer forgot the sleep: nothing of what it sends is loaded, and its answer is the engine's."""
+        self.assertEqual(self.program(textwrap.dedent(UPDATES) + textwrap.dedent("""
+            print(asyncio.run(proxy.update_weights_from_ipc(Namespace(), "not asleep")))
+            print(gate.status()["state"], gate.status()["poisoned"], gate.status()["epoch"])
+            """), '{"record": {"enabled": false}, "gate": {"mode": "enforce"}}').stdout.splitlines(),
+                         ["(False, 'not asleep')", "open False 1"])
+
+
+class Requests(Engine):
+    def test_one_that_is_turned_away(self):
+        """It was preprocessed before the engine slept: the engine never hears of it, and the gate waits for no record of it."""
+        self.assertEqual(self.program("""if True:
+            import asyncio
+            import moor
+            from types import SimpleNamespace as Namespace
+            from lmdeploy.serve.core.async_engine import AsyncEngine
+
+            front, gate = AsyncEngine(), moor.attach("default", 10.0).gate
+
+            async def ask(session, reason, tokens):
+                answer = Namespace(finish_reason=reason, generate_token_len=tokens)
+                async for _ in front.generate(Namespace(session=Namespace(session_id=session), stale=answer)):
+                    pass
+                print(gate.status()["in_flight"])
+
+            asyncio.run(ask(1, "abort", 0))
+            asyncio.run(ask(2, "abort", 1))
+            asyncio.run(ask(3, "stop", 0))
+            """).stdout.splitlines(), ["0", "1", "2"])
 
 
 class Off(Engine):
