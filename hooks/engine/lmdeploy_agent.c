@@ -23,12 +23,25 @@ static int copes(PyObject *model_config)
     return known || all;
 }
 
+/* LMDeploy counts the ranks of all data-parallel replicas, each of which is a server of its own. */
+typedef struct place {
+    uint32_t rank, world, replica;
+} place;
+
+static place place_of(PyObject *context)
+{
+    long long world = moor_py_int(context, "dist_config.world_size", 1);
+    world = moor_py_int(context, "dist_config.attn_tp", world);
+    place p = {0, world > 0 ? (uint32_t)world : 1, (uint32_t)moor_py_int(context, "dp_rank", 0)};
+    p.rank = (uint32_t)moor_py_int(context, "rank", 0) % p.world;
+    return p;
+}
+
 int moor_lmdeploy_agent_init(moor_jp_call *call)
 {
     PyObject *context = moor_jp_param(call, 0), *misc = moor_jp_param(call, 2);
-    int on = moor_lmdeploy_join(MOOR_ROLE_WORKER, (uint32_t)moor_py_int(context, "rank", 0),
-                                (uint32_t)moor_py_int(context, "dist_config.world_size", 1),
-                                (uint32_t)moor_py_int(context, "dp_rank", 0));
+    place here = place_of(context);
+    int on = moor_lmdeploy_join(MOOR_ROLE_WORKER, here.rank, here.world, here.replica);
     if (on <= 0)
         return on < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
     if (!moor_runtime_get()->config.record_enabled || !misc || moor_py_true(misc, "enable_return_routed_experts", 0))
@@ -109,9 +122,8 @@ int moor_lmdeploy_agent_wakeup_before(moor_jp_call *call)
     PyObject *device = index ? PyObject_CallMethod(torch, "device", "sO", "cuda", index) : NULL;
     PyErr_Clear();
     PyObject *context = moor_py_path(call->self, "dist_ctx");
-    int result = moor_window_resume(device, (uint32_t)moor_py_int(context, "rank", 0),
-                                    (uint32_t)moor_py_int(context, "dist_config.world_size", 1),
-                                    (uint32_t)moor_py_int(context, "dp_rank", 0));
+    place here = place_of(context);
+    int result = moor_window_resume(device, here.rank, here.world, here.replica);
     Py_XDECREF(context);
     Py_XDECREF(device);
     Py_XDECREF(index);

@@ -28,7 +28,7 @@ int moor_lmdeploy_engine_init_before(moor_jp_call *call)
 {
     PyObject *config = moor_jp_param(call, 0);
     uint32_t dp_rank = (uint32_t)moor_py_int(config, "dp_rank", 0);
-    int on = moor_lmdeploy_join(MOOR_ROLE_CORE, dp_rank, 1, dp_rank);
+    int on = moor_lmdeploy_join(MOOR_ROLE_CORE, 0, 1, dp_rank);
     return on < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
 }
 

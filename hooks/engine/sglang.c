@@ -233,6 +233,11 @@ moor_sglang_place moor_sglang_read_place(PyObject *scheduler)
         .dp_rank = (uint32_t)moor_py_int(from, "dp_rank", 0),
         .dp_size = (uint32_t)moor_py_int(from, "dp_size", 1),
     };
+    /* Data-parallel attention splits one tensor-parallel group, whose ranks then differ in this number: they are one replica. */
+    if (moor_py_int(from, "attn_dp_size", 1) > 1 || moor_py_true(scheduler, "server_args.enable_dp_attention", 0)) {
+        place.dp_rank = 0;
+        place.dp_size = 1;
+    }
     Py_XDECREF(parallel);
     Py_XDECREF(module);
     return place;

@@ -203,6 +203,33 @@ class Requests(Engine):
             """).stdout.splitlines(), ["0", "1", "2"])
 
 
+AGENT = """
+    class BaseModelAgent:
+        def __init__(self, dist_ctx, model_config, misc_config):
+            self.dist_ctx, self.awake = dist_ctx, []
+
+        def wakeup(self, tags=None):
+            self.awake = tags
+    """
+
+
+class DataParallel(Engine):
+    """Each replica is a server of its own, whose ranks go on from the last one's."""
+
+    def test_the_second_replica(self):
+        self.write(("pytorch/engine/model_agent/agent.py", AGENT))
+        self.assertEqual(self.program("""if True:
+            from types import SimpleNamespace as Namespace
+            from lmdeploy.pytorch.engine.engine import Engine
+            from lmdeploy.pytorch.engine.model_agent.agent import BaseModelAgent
+
+            Engine(Namespace(dp_rank=1))
+            agent = BaseModelAgent(Namespace(rank=1, dp_rank=1, dist_config=Namespace(world_size=2, attn_tp=1)), None, None)
+            agent.wakeup(["kv_cache"])
+            print(agent.awake)
+            """, '{"record": {"enabled": false}, "barrier": {"mode": "enforce", "timeout_s": 1}}').stdout, "['kv_cache']\n")
+
+
 class Off(Engine):
     """SEMANTICS 1.21: whoever cannot record says so to the whole server, which status repeats."""
 

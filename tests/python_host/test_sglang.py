@@ -61,6 +61,25 @@ SCHEDULER = """
             self.tp_worker = Namespace(model_runner=Namespace(model=Model()))
             self.model_config = Namespace(hf_text_config=Namespace(num_experts=8, num_experts_per_tok=2, num_hidden_layers=2))
     """
+UPDATER = """
+    from types import SimpleNamespace as Namespace
+
+    class SchedulerWeightUpdaterManager:
+        def __init__(self):
+            self.offload_tags = {"kv_cache"}
+
+        def resume_memory_occupation(self, recv_req):
+            self.offload_tags.clear()
+            return Namespace()
+    """
+CONTEXT = """
+    import sys
+    from types import SimpleNamespace as Namespace
+
+    def get_parallel():
+        rank = int(sys.argv[1])
+        return Namespace(tp_rank=rank, tp_size=2, pp_rank=0, pp_size=1, dp_rank=rank, dp_size=1, attn_dp_size=2)
+    """
 START = """
     import asyncio
     import moor
@@ -166,6 +185,31 @@ class Updates(Adapter):
             await manager.resume_memory_occupation(obj)
             tell("resumed")
             """), ["updated - drained", "resumed - open"])
+
+
+class Ranks(Adapter):
+    package = "sglang"
+    modules = {"srt/managers/scheduler.py": SCHEDULER, "srt/runtime_context.py": CONTEXT,
+               "srt/managers/io_struct.py": "class ResumeMemoryOccupationReqOutput: pass",
+               "srt/managers/scheduler_components/weight_updater.py": UPDATER}
+
+    def test_ranks_of_data_parallel_attention_are_one_replica(self):
+        """SEMANTICS 5.1: they meet, though each has a data-parallel rank of its own."""
+        self.assertEqual(self.program("""
+            import subprocess
+            import sys
+            sys.argv[1:] = sys.argv[1:] or ["0"]
+            from types import SimpleNamespace as Namespace
+            from sglang.srt.managers.scheduler import Scheduler
+            from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+
+            scheduler, updater = Scheduler(True), SchedulerWeightUpdaterManager()
+            other = subprocess.Popen([sys.executable, __file__, "1"], stdout=-1, text=True) if sys.argv[1] == "0" else None
+            updater.resume_memory_occupation(Namespace(tags=["kv_cache"]))
+            print("resumed" if not updater.offload_tags else "refused")
+            if other:
+                print(other.communicate()[0].strip())
+            """, '{"record": {"enabled": false}, "barrier": {"mode": "enforce", "timeout_s": 10}}'), ["resumed", "resumed"])
 
 
 class Off(Adapter):
