@@ -269,12 +269,21 @@ static PyObject *section_of(PyObject *vllm_config)
     return section;
 }
 
+/* Under an external launcher (torchrun) vLLM numbers the ranks of all its engines. */
+moor_vllm_rank moor_vllm_read_rank(PyObject *vllm_config)
+{
+    long long world = moor_py_int(vllm_config, "parallel_config.world_size", 1);
+    moor_vllm_rank r = {0, world > 0 ? (uint32_t)world : 1,
+                        (uint32_t)moor_py_int(vllm_config, "parallel_config.data_parallel_rank", 0)};
+    r.rank = (uint32_t)moor_py_int(vllm_config, "parallel_config.rank", 0) % r.world;
+    return r;
+}
+
 int moor_vllm_join(uint32_t roles, PyObject *vllm_config)
 {
     PyObject *section = section_of(vllm_config);
-    int on = moor_runtime_join("vllm", roles, (uint32_t)moor_py_int(vllm_config, "parallel_config.rank", 0),
-                               (uint32_t)moor_py_int(vllm_config, "parallel_config.world_size", 1),
-                               (uint32_t)moor_py_int(vllm_config, "parallel_config.data_parallel_rank", 0), section);
+    moor_vllm_rank here = moor_vllm_read_rank(vllm_config);
+    int on = moor_runtime_join("vllm", roles, here.rank, here.world, here.replica, section);
     Py_XDECREF(section);
     if (on > 0)
         moor_jp_rescan(&moor_engine_vllm);

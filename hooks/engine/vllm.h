@@ -14,6 +14,12 @@
 
 extern const moor_engine moor_engine_vllm;
 
+/* Where a process stands in its replica. */
+typedef struct moor_vllm_rank {
+    uint32_t rank, world, replica;
+} moor_vllm_rank;
+moor_vllm_rank moor_vllm_read_rank(PyObject *vllm_config);
+
 /* Join in `roles` with the configuration of this VllmConfig; as moor_runtime_join. */
 int moor_vllm_join(uint32_t roles, PyObject *vllm_config);
 /* The join point of this name in vllm.c's table (never NULL for a name that is there). */

@@ -78,11 +78,10 @@ int moor_vllm_wake_up_before(moor_jp_call *call)
     if (!moor_py_has(moor_jp_param(call, 0), "kv_cache", 1))
         return MOOR_JP_OK;
     PyObject *device = moor_py_path(call->self, "device");
-    PyObject *parallel = moor_py_path(call->self, "vllm_config.parallel_config");
-    int result = moor_window_resume(device, (uint32_t)moor_py_int(parallel, "rank", 0),
-                                    (uint32_t)moor_py_int(parallel, "world_size", 1),
-                                    (uint32_t)moor_py_int(parallel, "data_parallel_rank", 0));
-    Py_XDECREF(parallel);
+    PyObject *config = moor_py_path(call->self, "vllm_config");
+    moor_vllm_rank here = moor_vllm_read_rank(config);
+    int result = moor_window_resume(device, here.rank, here.world, here.replica);
+    Py_XDECREF(config);
     Py_XDECREF(device);
     return result == MOOR_JP_RAISE ? answer_refusal(call) : result;
 }

@@ -262,6 +262,23 @@ class Updates(Front):
         self.assertIn("one is open", finished)
 
 
+class Ranks(Adapter):
+    package = "vllm"
+    modules = {"v1/worker/gpu_model_runner.py": RUNNER}
+
+    def test_one_of_an_external_launcher(self):
+        """Its number is that among all engines that the launcher started."""
+        self.assertEqual(self.program("""
+            import moor
+            from types import SimpleNamespace as Namespace
+            from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+            GPUModelRunner(Namespace(parallel_config=Namespace(rank=5, world_size=2, tensor_parallel_size=2))).load_model()
+            process, = moor.attach("default", 10.0).stats()["processes"]
+            print(process["rank"], process["world_size"])
+            """, '{"record": {"enabled": false}}'), ["1 2"])
+
+
 class Requests(Adapter):
     package = "vllm"
     modules = {"v1/engine/async_llm.py": FRONT, "v1/core/sched/scheduler.py": SCHEDULER,
