@@ -8,7 +8,11 @@ typedef struct {
     moor_ticket ticket;
     uint64_t deadline_ns;
     uint32_t outcome;
+    PyObject *unsent; /* its id, owned; NULL: whether it was sent is not known */
 } admission;
+
+static PyObject *unsent; /* a set: ids of requests that passed the gate, and that the engine has not been given */
+static int sent_is_seen; /* the engine does say when it is given one */
 
 static struct {
     int keep;
@@ -70,6 +74,25 @@ int moor_admission_before(moor_jp_call *call, const char *id, Py_ssize_t id_len,
     return moor_gate_enforced() && status != MOOR_E_FULL ? MOOR_JP_RAISE : MOOR_JP_FAILED;
 }
 
+void moor_admission_unsent(moor_jp_call *call, PyObject *id)
+{
+    admission *a = call->state;
+    if (!a || a->unsent || !id)
+        return;
+    if (!unsent)
+        unsent = PySet_New(NULL);
+    if (unsent && PySet_Add(unsent, id) == 0)
+        a->unsent = Py_NewRef(id);
+    PyErr_Clear(); /* then its record is waited for */
+}
+
+void moor_admission_sent(PyObject *id)
+{
+    if (unsent && id && PySet_Discard(unsent, id) == 1)
+        sent_is_seen = 1;
+    PyErr_Clear();
+}
+
 int moor_admission_after(moor_jp_call *call)
 {
     admission *a = call->state;
@@ -91,6 +114,9 @@ int moor_admission_error(moor_jp_call *call)
     if (a && !PyErr_GivenExceptionMatches(call->exc, PyExc_GeneratorExit))
         a->outcome =
             PyErr_GivenExceptionMatches(call->exc, PyExc_Exception) ? MOOR_OUTCOME_FAILED : MOOR_OUTCOME_ABORTED;
+    if (a && a->unsent && sent_is_seen && PySet_Contains(unsent, a->unsent) == 1)
+        a->outcome = MOOR_OUTCOME_FAILED;
+    PyErr_Clear();
     return MOOR_JP_OK;
 }
 
@@ -100,6 +126,10 @@ void moor_admission_finish(moor_jp_call *call)
     moor_runtime *rt = moor_runtime_get();
     if (a && a->ticket.id && rt->process)
         rt->api->gate_leave(rt->process, &a->ticket, a->outcome, NULL);
+    if (a && a->unsent) {
+        (void)PySet_Discard(unsent, a->unsent);
+        Py_DECREF(a->unsent);
+    }
     free(a);
     call->state = NULL;
 }

@@ -16,6 +16,10 @@ int moor_gate_enforced(void); /* gate.mode is enforce */
 
 /* A generate call (coroutine or async generator). before: waits without blocking the event loop; the others end it. */
 int moor_admission_before(moor_jp_call *call, const char *id, Py_ssize_t id_len, uint32_t records);
+/* After a `before` that admitted: id is the request's as moor_admission_sent will say it, when the engine is about to get it. Who gives
+ * up earlier has no record to wait for. For adapters that see both. */
+void moor_admission_unsent(moor_jp_call *call, PyObject *id);
+void moor_admission_sent(PyObject *id);
 int moor_admission_after(moor_jp_call *call);
 /* From `item`: the request ended before anything ran, and no record will come. */
 void moor_admission_no_record(moor_jp_call *call);

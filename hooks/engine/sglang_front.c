@@ -77,6 +77,8 @@ int moor_sglang_generate_before(moor_jp_call *call)
     int result = MOOR_JP_FAILED;
     if (id)
         result = is_health_check(id) ? MOOR_JP_OK : moor_admission_before(call, id, len, single ? 1 : 0);
+    if (result == MOOR_JP_OK && single)
+        moor_admission_unsent(call, name);
     Py_XDECREF(name);
     return result;
 }

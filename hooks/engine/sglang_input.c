@@ -3,6 +3,7 @@
  * to the scheduler. SGLang drops it where the model has no processor for it, or where the processor passes it over. */
 #include "sglang.h"
 
+#include "admission.h"
 #include "input.h"
 
 enum { DEEPEST = 4 };
@@ -24,7 +25,12 @@ int moor_sglang_tokenized_before(moor_jp_call *call)
 {
     static const char *const fields[MOOR_INPUT_KINDS] = {"image_data", "video_data", "audio_data"};
     PyObject *obj = moor_jp_param(call, 0), *outputs = moor_jp_param(call, 1);
-    if (!moor_runtime_get()->process || !obj || moor_py_true(obj, "need_wait_for_mm_inputs", 0))
+    if (!moor_runtime_get()->process || !obj)
+        return MOOR_JP_OK;
+    PyObject *rid = moor_py_path(obj, "rid");
+    moor_admission_sent(rid); /* to the scheduler, next */
+    Py_XDECREF(rid);
+    if (moor_py_true(obj, "need_wait_for_mm_inputs", 0))
         return MOOR_JP_OK;
     moor_input input = {0};
     for (int kind = 0; kind < MOOR_INPUT_KINDS; kind++) {

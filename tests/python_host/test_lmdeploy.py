@@ -172,7 +172,7 @@ class Updates(Engine):
 
 
     def test_one_that_the_engine_is_not_prepared_for(self):
-        """The trainer forgot the sleep: nothing of what it sends is loaded, and its answer is the engine's."""
+        """The trainer forgot the sleep: nothing that it sends is loaded, and the answer is the engine's."""
         self.assertEqual(self.program(textwrap.dedent(UPDATES) + textwrap.dedent("""
             print(asyncio.run(proxy.update_weights_from_ipc(Namespace(), "not asleep")))
             print(gate.status()["state"], gate.status()["poisoned"], gate.status()["epoch"])
@@ -182,7 +182,7 @@ class Updates(Engine):
 
 class Requests(Engine):
     def test_one_that_is_turned_away(self):
-        """It was preprocessed before the engine slept: the engine never hears of it, and the gate waits for no record of it."""
+        """It was preprocessed before the engine slept, which never hears of it: the gate waits for no record."""
         self.assertEqual(self.program("""if True:
             import asyncio
             import moor
@@ -224,10 +224,12 @@ class DataParallel(Engine):
             from lmdeploy.pytorch.engine.model_agent.agent import BaseModelAgent
 
             Engine(Namespace(dp_rank=1))
-            agent = BaseModelAgent(Namespace(rank=1, dp_rank=1, dist_config=Namespace(world_size=2, attn_tp=1)), None, None)
+            context = Namespace(rank=1, dp_rank=1, dist_config=Namespace(world_size=2, attn_tp=1))
+            agent = BaseModelAgent(context, None, None)
             agent.wakeup(["kv_cache"])
             print(agent.awake)
-            """, '{"record": {"enabled": false}, "barrier": {"mode": "enforce", "timeout_s": 1}}').stdout, "['kv_cache']\n")
+            """, '{"record": {"enabled": false}, "barrier": {"mode": "enforce", "timeout_s": 1}}').stdout,
+                         "['kv_cache']\n")
 
 
 class Off(Engine):

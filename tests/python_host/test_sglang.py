@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SGLang's adapter does where a real server would have to be broken, or hit at the right moment (tests/engines has the real one)."""
+"""What SGLang's adapter does where a real server would have to be broken, or hit at the right moment."""
 import sys
 import unittest
 
@@ -17,7 +17,13 @@ FRONT = """
                 raise self.raises
             return self.says
 
+        def _create_tokenized_object(self, obj, mm_inputs):
+            pass
+
         async def generate_request(self, obj, request=None):
+            if hasattr(obj, "go"):  # it waits while the engine is paused
+                await obj.go.wait()
+            self._create_tokenized_object(obj, None)
             yield {"meta_info": {}}
             await obj.end.wait()
 
@@ -59,7 +65,8 @@ SCHEDULER = """
         def __init__(self, is_generation):
             self.is_generation = is_generation
             self.tp_worker = Namespace(model_runner=Namespace(model=Model()))
-            self.model_config = Namespace(hf_text_config=Namespace(num_experts=8, num_experts_per_tok=2, num_hidden_layers=2))
+            self.model_config = Namespace(hf_text_config=Namespace(
+                num_experts=8, num_experts_per_tok=2, num_hidden_layers=2))
     """
 UPDATER = """
     from types import SimpleNamespace as Namespace
@@ -187,6 +194,33 @@ class Updates(Adapter):
             """), ["updated - drained", "resumed - open"])
 
 
+class GivingUp(Adapter):
+    package = "sglang"
+    modules = {"srt/managers/tokenizer_manager.py": FRONT}
+    start = START
+
+    def test_before_the_scheduler_has_it(self):
+        """A client that goes while the engine is paused: the scheduler never hears of it, and no record comes."""
+        self.assertEqual(self.program("""
+            async def give_up(rid, sent):
+                async def ask():
+                    async for _ in manager.generate_request(Namespace(rid=rid, text="x", go=go, end=asyncio.Event())):
+                        pass
+                go = asyncio.Event()
+                if sent:
+                    go.set()
+                task = asyncio.create_task(ask())
+                await asyncio.sleep(0.01)
+                task.cancel()
+                await asyncio.wait([task])
+                print(gate.status()["in_flight"])
+
+            asyncio.run(give_up("a", True))
+            asyncio.run(give_up("b", False))
+            asyncio.run(give_up("c", True))
+            """, "{}"), ["1", "1", "2"])
+
+
 class Ranks(Adapter):
     package = "sglang"
     modules = {"srt/managers/scheduler.py": SCHEDULER, "srt/runtime_context.py": CONTEXT,
@@ -203,13 +237,15 @@ class Ranks(Adapter):
             from sglang.srt.managers.scheduler import Scheduler
             from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 
-            scheduler, updater = Scheduler(True), SchedulerWeightUpdaterManager()
-            other = subprocess.Popen([sys.executable, __file__, "1"], stdout=-1, text=True) if sys.argv[1] == "0" else None
+            scheduler, updater, other = Scheduler(True), SchedulerWeightUpdaterManager(), None
+            if sys.argv[1] == "0":
+                other = subprocess.Popen([sys.executable, __file__, "1"], stdout=-1, text=True)
             updater.resume_memory_occupation(Namespace(tags=["kv_cache"]))
             print("resumed" if not updater.offload_tags else "refused")
             if other:
                 print(other.communicate()[0].strip())
-            """, '{"record": {"enabled": false}, "barrier": {"mode": "enforce", "timeout_s": 10}}'), ["resumed", "resumed"])
+            """, '{"record": {"enabled": false}, "barrier": {"mode": "enforce", "timeout_s": 10}}'),
+                         ["resumed", "resumed"])
 
 
 class Off(Adapter):
@@ -217,7 +253,7 @@ class Off(Adapter):
     modules = {"srt/managers/scheduler.py": SCHEDULER}
 
     def test_a_model_that_generates_nothing(self):
-        """SGLang tells of the end of a request that generates: records of others would never be sealed, and never go."""
+        """SGLang tells of the end of a request that generates: others' records would never be sealed."""
         for generates, why in (True, ""), (False, "only what SGLang generates"):
             with self.subTest(generates):
                 told = self.program(f"""

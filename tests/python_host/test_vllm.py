@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's adapter does where a real server would have to be broken, or hit at the right moment (tests/engines has the real one)."""
+"""What vLLM's adapter does where a real server would have to be broken, or hit at the right moment."""
 import sys
 import unittest
 
@@ -90,6 +90,14 @@ RUNNER = """
         def execute_model(self, scheduler_output):
             pass
     """
+STATES = """
+    from types import SimpleNamespace as Namespace
+
+    class RequestState:
+        @classmethod
+        def from_new_request(cls, request):
+            return Namespace(external_req_id=request)
+    """
 START = """
     import asyncio
     import subprocess
@@ -101,8 +109,10 @@ START = """
 
     shape = Namespace(num_experts=8, num_experts_per_tok=2, num_hidden_layers=2)
     config = Namespace(
-        additional_config={}, compilation_config=Namespace(mode=0), model_config=Namespace(hf_config=shape, hf_text_config=shape),
-        parallel_config=Namespace(rank=0, world_size=1, data_parallel_rank=0, tensor_parallel_size=1, pipeline_parallel_size=1),
+        additional_config={}, compilation_config=Namespace(mode=0),
+        model_config=Namespace(hf_config=shape, hf_text_config=shape),
+        parallel_config=Namespace(rank=0, world_size=1, data_parallel_rank=0, tensor_parallel_size=1,
+                                  pipeline_parallel_size=1),
         scheduler_config=Namespace(max_num_batched_tokens=64, max_num_seqs=8))
     llm = AsyncLLM(vllm_config=config)
     gate = moor.attach("default", 10.0).gate
@@ -148,7 +158,7 @@ START = """
             self.process.wait()
             self.process.stdout.close()
     """
-ENFORCE = '{"record": {"enabled": false}, "gate": {"mode": "enforce", "drain_timeout_s": 0.2}, "weights": {"timeout_s": 5}}'
+ENFORCE = '{"record": {"enabled": false}, "gate": {"mode": "enforce", "drain_timeout_s": 0.2}}'
 
 
 class Front(Adapter):
@@ -273,7 +283,8 @@ class Ranks(Adapter):
             from types import SimpleNamespace as Namespace
             from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-            GPUModelRunner(Namespace(parallel_config=Namespace(rank=5, world_size=2, tensor_parallel_size=2))).load_model()
+            parallel = Namespace(rank=5, world_size=2, tensor_parallel_size=2)
+            GPUModelRunner(Namespace(parallel_config=parallel)).load_model()
             process, = moor.attach("default", 10.0).stats()["processes"]
             print(process["rank"], process["world_size"])
             """, '{"record": {"enabled": false}}'), ["1 2"])
@@ -293,14 +304,16 @@ class Requests(Adapter):
 
             scheduler, runner = Scheduler(vllm_config=config), GPUModelRunner(config)
             runner.load_model()
-            runner.initialize_kv_cache(Namespace(num_blocks=8, kv_cache_groups=[Namespace(kv_cache_spec=Namespace(block_size=4))]))
+            group = Namespace(kv_cache_spec=Namespace(block_size=4))
+            runner.initialize_kv_cache(Namespace(num_blocks=8, kv_cache_groups=[group]))
 
             async def main():
                 for id in ("cmpl-a-0", "cmpl-b-0"):
                     await (await begun(id))()
                 print(gate.status()["in_flight"])
-                scheduler._free_request(Namespace(request_id="cmpl-a-0-0123abcd", status=Namespace(name="FINISHED_ABORTED"),
-                                                  num_output_tokens=0, num_tokens=5, num_computed_tokens=0))
+                scheduler._free_request(Namespace(
+                    request_id="cmpl-a-0-0123abcd", status=Namespace(name="FINISHED_ABORTED"),
+                    num_output_tokens=0, num_tokens=5, num_computed_tokens=0))
                 runner.execute_model(scheduler.schedule())
                 end = time.monotonic() + 20
                 while gate.status()["in_flight"] > 1 and time.monotonic() < end:
@@ -309,6 +322,41 @@ class Requests(Adapter):
 
             asyncio.run(main())
             """, "{}"), ["2", "1"])
+
+
+class GivingUp(Adapter):
+    package = "vllm"
+    modules = {"v1/engine/output_processor.py": STATES,
+               "v1/engine/async_llm.py": FRONT.replace("            yield 1", """
+            from vllm.v1.engine.output_processor import RequestState
+            await prompt.tokens.wait()
+            RequestState.from_new_request(request_id)
+            yield 1""")}
+    start = START
+
+    def give_up(self, *calls):
+        return self.program("""
+            async def give_up(id, sent):
+                async def ask():
+                    async for _ in llm.generate(prompt, Namespace(n=1), id):
+                        pass
+                prompt = Namespace(tokens=asyncio.Event(), wait=asyncio.Event().wait)
+                if sent:
+                    prompt.tokens.set()
+                task = asyncio.create_task(ask())
+                await asyncio.sleep(0.01)
+                task.cancel()
+                await asyncio.wait([task])
+                print(gate.status()["in_flight"])
+            """ + "".join(f"\n            asyncio.run(give_up{call})" for call in calls), "{}")
+
+    def test_before_the_core_has_it(self):
+        """A client that goes while its prompt is read: the core never hears of it, and no record comes."""
+        self.assertEqual(self.give_up(("a", True), ("b", False), ("c", True)), ["1", "1", "2"])
+
+    def test_where_nobody_says_when_the_core_has_it(self):
+        self.write("v1/engine/async_llm.py", FRONT)
+        self.assertEqual(self.give_up(("a", True), ("b", True)), ["1", "2"])
 
 
 if __name__ == "__main__":
