@@ -3,7 +3,7 @@
 import time
 
 from moorlab import load
-from moorlab.scenario import ALL, Group, eventually, proves, require
+from moorlab.scenario import ALL, Failure, Group, eventually, proves, require
 
 GROUP = Group(tp=2, moor={}, engines=ALL, updates=True)
 
@@ -57,6 +57,25 @@ def check_kept_requests_carry_both_versions(lab):
     require(len(versions) == 2 and versions[0] == (0, before) and versions[1][1] > before
             and 4 <= versions[1][0] < c.rows, f"versions {versions}")
     return f"versions {versions}"
+
+
+@proves("S4.2")
+def check_a_request_given_up_during_a_pause_is_settled(lab):
+    """It never ran, and no record of it comes: nobody waits for one."""
+    lab.need("keep")
+
+    def in_flight(n):
+        return lambda: lab.store.gate.status()["in_flight"] == n
+    eventually(in_flight(0), 20, "nothing is in flight")
+    lab.client.keep()
+    impatient = type(lab.client)(lab.client.port, timeout=5.0)
+    try:
+        impatient.complete([5, 6, 7], 3, lab.label())
+        raise Failure("a paused engine answered")
+    except TimeoutError:
+        pass  # the connection is closed with it
+    lab.client.resume()
+    eventually(in_flight(0), 30, "the request that was given up is settled")
 
 
 @proves("S4.7")
