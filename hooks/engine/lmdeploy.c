@@ -31,6 +31,12 @@ static const moor_jp joinpoints[] = {
      .after = moor_admission_after,
      .error = moor_admission_error,
      .finish = moor_admission_finish},
+    /* A request that waits for a free handle has not come so far. */
+    {.name = "frontend.infer",
+     .role = "frontend",
+     .targets = {"lmdeploy.pytorch.engine.mp_engine.base:MPEngineInstance.async_stream_infer"},
+     .params = {"session_id"},
+     .before = moor_lmdeploy_infer_before},
     {.name = "frontend.sleep",
      .role = "frontend",
      .targets = {FRONT "sleep"},

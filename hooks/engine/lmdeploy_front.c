@@ -49,9 +49,19 @@ int moor_lmdeploy_generate_before(moor_jp_call *call)
     Py_ssize_t len = 0;
     const char *id = moor_py_text(text, &len);
     int result = moor_admission_before(call, id, len, moor_runtime_records());
+    if (result == MOOR_JP_OK)
+        moor_admission_unsent(call, text);
     Py_XDECREF(text);
     Py_XDECREF(session);
     return result;
+}
+
+int moor_lmdeploy_infer_before(moor_jp_call *call)
+{
+    PyObject *session = moor_jp_param(call, 0), *text = session ? PyObject_Str(session) : NULL;
+    moor_admission_sent(text);
+    Py_XDECREF(text);
+    return MOOR_JP_OK;
 }
 
 /* Who was preprocessed before the engine slept, or all sessions were stopped, is turned away when its turn comes: the engine never hears

@@ -37,6 +37,10 @@ FRONT = """
             if stale := getattr(request, "stale", None):
                 yield stale
                 return
+            if free := getattr(request, "free", None):  # it waits for a handle
+                await free.wait()
+                async for answer in request.handle.async_stream_infer(request.session.session_id):
+                    yield answer
             yield 1
             await request.end.wait()
     """
@@ -46,6 +50,10 @@ INSTANCE = """
             return {"routed_experts": resp.data["routed_experts"]}
     """
 PROXY = """
+    class MPEngineInstance:
+        async def async_stream_infer(self, session_id, *args, **kwargs):
+            yield 0
+
     class MPEngine:
         def update_params(self, request):
             return None
@@ -201,6 +209,37 @@ class Requests(Engine):
             asyncio.run(ask(2, "abort", 1))
             asyncio.run(ask(3, "stop", 0))
             """).stdout.splitlines(), ["0", "1", "2"])
+
+    def test_one_that_is_given_up_before_its_turn(self):
+        """Its client goes while it waits for a free handle: the engine never hears of it, and no record comes."""
+        self.assertEqual(self.program("""if True:
+            import asyncio
+            import moor
+            from types import SimpleNamespace as Namespace
+            from lmdeploy.serve.core.async_engine import AsyncEngine
+            from lmdeploy.pytorch.engine.mp_engine.base import MPEngineInstance
+
+            front, gate = AsyncEngine(), moor.attach("default", 10.0).gate
+
+            async def give_up(session, sent):
+                request = Namespace(session=Namespace(session_id=session), free=asyncio.Event(), end=asyncio.Event(),
+                                    handle=MPEngineInstance())
+                if sent:
+                    request.free.set()
+
+                async def ask():
+                    async for _ in front.generate(request):
+                        pass
+                task = asyncio.create_task(ask())
+                await asyncio.sleep(0.01)
+                task.cancel()
+                await asyncio.wait([task])
+                print(gate.status()["in_flight"])
+
+            asyncio.run(give_up(1, True))
+            asyncio.run(give_up(2, False))
+            asyncio.run(give_up(3, True))
+            """).stdout.splitlines(), ["1", "1", "2"])
 
 
 AGENT = """
