@@ -269,20 +269,28 @@ static PyObject *section_of(PyObject *vllm_config)
     return section;
 }
 
-/* Under an external launcher (torchrun) vLLM numbers the ranks of all its engines. */
-moor_vllm_rank moor_vllm_read_rank(PyObject *vllm_config)
+/* vLLM numbers its workers stage by stage, and under an external launcher (torchrun) those of all its engines. */
+moor_vllm_place moor_vllm_read_place(PyObject *vllm_config)
 {
-    long long world = moor_py_int(vllm_config, "parallel_config.world_size", 1);
-    moor_vllm_rank r = {0, world > 0 ? (uint32_t)world : 1,
-                        (uint32_t)moor_py_int(vllm_config, "parallel_config.data_parallel_rank", 0)};
-    r.rank = (uint32_t)moor_py_int(vllm_config, "parallel_config.rank", 0) % r.world;
-    return r;
+    PyObject *parallel = moor_py_path(vllm_config, "parallel_config");
+    long long tp = moor_py_int(parallel, "tensor_parallel_size", 1);
+    long long stages = moor_py_int(parallel, "pipeline_parallel_size", 1);
+    long long world = moor_py_int(parallel, "world_size", tp * stages);
+    moor_vllm_place p = {.world = world > 0 ? (uint32_t)world : 1,
+                         .replica = (uint32_t)moor_py_int(parallel, "data_parallel_rank", 0),
+                         .stages = stages > 1 ? (uint32_t)stages : 1};
+    p.rank = (uint32_t)moor_py_int(parallel, "rank", 0) % p.world;
+    p.stage = p.world >= p.stages ? p.rank / (p.world / p.stages) % p.stages : 0;
+    p.first_store = p.replica * p.stages;
+    p.records = p.rank % (tp > 0 ? (uint32_t)tp : 1) == 0;
+    Py_XDECREF(parallel);
+    return p;
 }
 
 int moor_vllm_join(uint32_t roles, PyObject *vllm_config)
 {
     PyObject *section = section_of(vllm_config);
-    moor_vllm_rank here = moor_vllm_read_rank(vllm_config);
+    moor_vllm_place here = moor_vllm_read_place(vllm_config);
     int on = moor_runtime_join("vllm", roles, here.rank, here.world, here.replica, section);
     Py_XDECREF(section);
     if (on > 0)

@@ -14,11 +14,12 @@
 
 extern const moor_engine moor_engine_vllm;
 
-/* Where a process stands in its replica. */
-typedef struct moor_vllm_rank {
-    uint32_t rank, world, replica;
-} moor_vllm_rank;
-moor_vllm_rank moor_vllm_read_rank(PyObject *vllm_config);
+/* Where a process stands in its replica, whose pipeline stages have a store each: first_store is that of stage 0. */
+typedef struct moor_vllm_place {
+    uint32_t rank, world, replica, stage, stages, first_store;
+    int records; /* the first rank of its stage does: all of a tensor-parallel group route alike */
+} moor_vllm_place;
+moor_vllm_place moor_vllm_read_place(PyObject *vllm_config);
 
 /* Join in `roles` with the configuration of this VllmConfig; as moor_runtime_join. */
 int moor_vllm_join(uint32_t roles, PyObject *vllm_config);

@@ -21,13 +21,12 @@ int moor_vllm_core_init(moor_jp_call *call)
 static moor_status seal_stages(PyObject *scheduler, const char *id, Py_ssize_t len, uint64_t rows, uint32_t flags)
 {
     moor_runtime *rt = moor_runtime_get();
-    PyObject *parallel = moor_py_path(scheduler, "vllm_config.parallel_config");
-    uint32_t replica = (uint32_t)moor_py_int(parallel, "data_parallel_rank", 0),
-             stages = (uint32_t)moor_py_int(parallel, "pipeline_parallel_size", 1);
+    PyObject *config = moor_py_path(scheduler, "vllm_config");
+    moor_vllm_place here = moor_vllm_read_place(config);
     moor_status first = MOOR_OK;
-    Py_XDECREF(parallel);
-    for (uint32_t stage = 0; stage < stages; stage++) {
-        moor_status status = rt->api->seal(rt->process, replica * stages + stage, id, (uint32_t)len, rows, flags);
+    Py_XDECREF(config);
+    for (uint32_t stage = 0; stage < here.stages; stage++) {
+        moor_status status = rt->api->seal(rt->process, here.first_store + stage, id, (uint32_t)len, rows, flags);
         first = first ? first : status;
     }
     return first;

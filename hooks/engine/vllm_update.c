@@ -79,7 +79,7 @@ int moor_vllm_wake_up_before(moor_jp_call *call)
         return MOOR_JP_OK;
     PyObject *device = moor_py_path(call->self, "device");
     PyObject *config = moor_py_path(call->self, "vllm_config");
-    moor_vllm_rank here = moor_vllm_read_rank(config);
+    moor_vllm_place here = moor_vllm_read_place(config);
     int result = moor_window_resume(device, here.rank, here.world, here.replica);
     Py_XDECREF(config);
     Py_XDECREF(device);

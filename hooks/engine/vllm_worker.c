@@ -186,27 +186,6 @@ out:
     return result;
 }
 
-/* Where this worker stands in its replica. vLLM numbers its workers stage by stage. */
-typedef struct place {
-    uint32_t replica, stages, stage;
-    int records; /* the first rank of its stage does: all of a tensor-parallel group route alike */
-} place;
-
-static place place_of(PyObject *vllm_config)
-{
-    PyObject *parallel = moor_py_path(vllm_config, "parallel_config");
-    long long tp = moor_py_int(parallel, "tensor_parallel_size", 1), rank = moor_py_int(parallel, "rank", 0);
-    long long stages = moor_py_int(parallel, "pipeline_parallel_size", 1);
-    long long world = moor_py_int(parallel, "world_size", tp * stages);
-    place p = {.replica = (uint32_t)moor_py_int(parallel, "data_parallel_rank", 0),
-               .stages = stages > 1 ? (uint32_t)stages : 1,
-               .records = rank % (tp > 0 ? tp : 1) == 0};
-    if (stages > 1 && world >= stages)
-        p.stage = (uint32_t)(rank / (world / stages) % stages);
-    Py_XDECREF(parallel);
-    return p;
-}
-
 static int refuse_or_warn(const char *why)
 {
     W.layers = 0;
@@ -218,7 +197,7 @@ static int bind_loaded(PyObject *runner, PyObject *model, PyObject *vllm_config)
     if (moor_jp_wrap_attr(moor_vllm_jp("worker.load_weights"), model, "load_weights") < 0)
         PyErr_Clear(); /* a model without load_weights cannot be changed that way */
     moor_runtime *rt = moor_runtime_get();
-    place here = place_of(vllm_config);
+    moor_vllm_place here = moor_vllm_read_place(vllm_config);
     if (!rt->config.record_enabled || !here.records)
         return MOOR_JP_OK;
     PyObject *device = moor_py_path(runner, "device.type");
@@ -319,8 +298,8 @@ int moor_vllm_kv_cache_after(moor_jp_call *call)
     Py_XDECREF(groups);
     PyObject *config = moor_py_path(call->self, "vllm_config");
     moor_store_args args = MOOR_STORE_ARGS_INIT;
-    place here = place_of(config);
-    args.store_index = here.replica * here.stages + here.stage;
+    moor_vllm_place here = moor_vllm_read_place(config);
+    args.store_index = here.first_store + here.stage;
     args.stages = here.stages;
     args.layers = W.layers;
     args.layer_ids = W.layer_ids;
