@@ -69,6 +69,7 @@ SCHEDULER = """
                 num_experts=8, num_experts_per_tok=2, num_hidden_layers=2))
     """
 UPDATER = """
+    import sys
     from types import SimpleNamespace as Namespace
 
     class SchedulerWeightUpdaterManager:
@@ -78,6 +79,11 @@ UPDATER = """
         def resume_memory_occupation(self, recv_req):
             self.offload_tags.clear()
             return Namespace()
+
+        def update_weights_from_disk(self, recv_req):
+            print("loads", flush=True)
+            sys.stdin.readline()
+            return Namespace(success=True)
     """
 CONTEXT = """
     import sys
@@ -192,6 +198,80 @@ class Updates(Adapter):
             await manager.resume_memory_occupation(obj)
             tell("resumed")
             """), ["updated - drained", "resumed - open"])
+
+
+class Rest(Adapter):
+    """The server answers for all its ranks when the first one is done."""
+    package = "sglang"
+    modules = {"srt/managers/tokenizer_manager.py": FRONT, "srt/managers/scheduler.py": SCHEDULER,
+               "srt/runtime_context.py": CONTEXT, "srt/managers/scheduler_components/weight_updater.py": UPDATER}
+
+    def test_the_gate_opens_with_the_last_rank(self):
+        """SEMANTICS 4.8: not beside one that is loading still."""
+        self.assertEqual(self.program("""
+            import asyncio
+            import subprocess
+            import sys
+            import moor
+            from types import SimpleNamespace as Namespace
+
+            def rank():
+                from sglang.srt.managers.scheduler import Scheduler
+                from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+                scheduler, updater = Scheduler(True), SchedulerWeightUpdaterManager()
+                sys.stdin.readline()
+                updater.update_weights_from_disk(Namespace())
+                sys.stdin.readline()
+
+            async def front(manager, other):
+                said = []
+
+                def tell():
+                    other.stdin.write("\\n")
+                    other.stdin.flush()
+
+                def finish():
+                    said.append(gate.status()["state"])
+                    tell()
+
+                async def answer():
+                    tell()
+                    other.stdout.readline()  # it loads
+                    asyncio.get_running_loop().call_later(0.3, finish)
+                    return True, "ok"
+
+                gate = moor.attach("default", 10.0).gate
+                manager.answer = answer
+                print(*await manager.update_weights_from_disk(Namespace(weight_version="7")), *said, gate.status()["state"])
+                tell()
+
+            if len(sys.argv) > 1:
+                rank()
+            else:
+                from sglang.srt.managers.tokenizer_manager import TokenizerManager
+                manager = TokenizerManager()  # whose children find its instance
+                with subprocess.Popen([sys.executable, __file__, "0"], stdin=-1, stdout=-1, text=True) as other:
+                    asyncio.run(front(manager, other))
+            """, '{"record": {"enabled": false}, "gate": {"mode": "enforce"}}'), ["True ok drained open"])
+
+
+class HealthChecks(Adapter):
+    package = "sglang"
+    modules = {"srt/managers/tokenizer_manager.py": FRONT}
+    start = START
+
+    def test_they_have_no_ticket(self):
+        """SEMANTICS 4.2: a scheduler that is busy drops them, and no drain waits for an answer."""
+        self.assertEqual(self.program("""
+            async def ask(rid):
+                end = asyncio.Event()
+                answers = manager.generate_request(Namespace(rid=rid, text="x", end=end))
+                await anext(answers)
+                print(gate.status()["in_flight"])
+
+            asyncio.run(ask("HEALTH_CHECK_1"))
+            asyncio.run(ask("a"))
+            """, '{"record": {"enabled": false}}'), ["0", "1"])
 
 
 class GivingUp(Adapter):

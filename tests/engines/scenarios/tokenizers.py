@@ -12,7 +12,7 @@ GROUP = Group(engines=("sglang",), options={"sglang": {"args": ["--tokenizer-wor
 def check_each_worker_is_a_front_end(lab):
     pairs = lab.expect_routes(lab.send(24, 12)).pairs
     joined = lab.pids("frontend")
-    require(len(joined) == WORKERS + 1, f"front ends {joined}: the launcher and {WORKERS} workers expected")
+    require(len(joined) == WORKERS + 2, f"front ends {joined}: the launcher, its detokenizer and {WORKERS} workers expected")
     return f"{pairs} pairs"
 
 
