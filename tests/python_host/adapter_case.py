@@ -8,6 +8,17 @@ import tempfile
 import textwrap
 import unittest
 
+# A request that has begun: awaits the first of its answers; what it returns lets it end.
+STARTED = """
+    async def started(answers, end):
+        await anext(answers)
+
+        async def finish():
+            end.set()
+            async for _ in answers:
+                pass
+        return finish
+    """
 LIBRARY = os.path.join(os.environ["MOOR_BUILD_DIR"], "python", "moor", "libmoor.so.1")
 
 
@@ -28,7 +39,7 @@ class Adapter(unittest.TestCase):
         with open(path, "w", encoding="utf-8") as f:
             f.write(textwrap.dedent(text))
 
-    def program(self, text, config):
+    def execute(self, text, config="{}"):
         """A file, so that it can start itself a second time."""
         path = os.path.join(self.dir, "program.py")
         with open(path, "w", encoding="utf-8") as f:
@@ -38,4 +49,7 @@ class Adapter(unittest.TestCase):
                    os.path.dirname(os.path.dirname(LIBRARY)), "MOOR_CONFIG": config, "MOOR_DIR": self.dir}
         ran = subprocess.run([sys.executable, path], env=environ, capture_output=True, text=True, timeout=100)
         self.assertEqual(ran.returncode, 0, ran.stderr)
-        return ran.stdout.splitlines()
+        return ran
+
+    def program(self, text, config="{}"):
+        return self.execute(text, config).stdout.splitlines()

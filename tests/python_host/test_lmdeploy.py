@@ -1,15 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What LMDeploy's adapter does with steps that a real engine makes only when it is broken (tests/engines has the real one)."""
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
-import textwrap
 import unittest
 
-BUILD = os.environ["MOOR_BUILD_DIR"]
-LIBRARY = os.path.join(BUILD, "python", "moor", "libmoor.so.1")
+from adapter_case import Adapter
 
 ENGINE = """
     from types import SimpleNamespace as Namespace
@@ -136,39 +130,19 @@ STEPS = """
     """
 
 
-class Engine(unittest.TestCase):
-    """A process of its own with as much of LMDeploy as the test needs."""
-
-    def setUp(self):
-        self.dir = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.dir)
-        self.write(("pytorch/engine/engine.py", ENGINE), ("pytorch/engine/engine_loop.py", LOOP),
-                   ("pytorch/engine/engine_instance.py", INSTANCE), ("pytorch/engine/mp_engine/base.py", PROXY),
-                   ("serve/core/async_engine.py", FRONT))
-
-    def write(self, *files):
-        for path, text in files:
-            path = os.path.join(self.dir, "lmdeploy", path)
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "w", encoding="utf-8") as f:
-                f.write(textwrap.dedent(text))
-
-    def program(self, text, config="{}"):
-        before = os.environ.get("LD_PRELOAD", "")
-        environ = {**os.environ, "LD_PRELOAD": f"{before} {LIBRARY}".strip(), "PYTHONPATH": self.dir + os.pathsep +
-                   os.path.dirname(os.path.dirname(LIBRARY)), "MOOR_CONFIG": config, "MOOR_DIR": self.dir}
-        ran = subprocess.run([sys.executable, "-c", text], env=environ, capture_output=True, text=True, timeout=100)
-        self.assertEqual(ran.returncode, 0, ran.stderr)
-        return ran
-
-    def steps(self, text, config="{}"):
-        return self.program(textwrap.dedent(STEPS) + textwrap.dedent(text), config)
+class Engine(Adapter):
+    package = "lmdeploy"
+    modules = {"pytorch/engine/engine.py": ENGINE, "pytorch/engine/engine_loop.py": LOOP,
+               "pytorch/engine/engine_instance.py": INSTANCE, "pytorch/engine/mp_engine/base.py": PROXY,
+               "serve/core/async_engine.py": FRONT}
 
 
 class Updates(Engine):
+    start = UPDATES
+
     def update(self, how):
         config = '{"record": {"enabled": false}, "gate": {"mode": "enforce", "drain_timeout_s": 0.2}}'
-        return self.program(textwrap.dedent(UPDATES) + f"\nasyncio.run(main({how}))\n", config).stdout.splitlines()
+        return self.program(f"\nasyncio.run(main({how}))\n", config)
 
     def test_a_drain_that_fails_leaves_no_update_open(self):
         """SEMANTICS 4.3: the update is refused, and the next one, once the request has ended, is an update like any other."""
@@ -181,17 +155,17 @@ class Updates(Engine):
 
     def test_one_that_the_engine_is_not_prepared_for(self):
         """The trainer forgot the sleep: nothing that it sends is loaded, and the answer is the engine's."""
-        self.assertEqual(self.program(textwrap.dedent(UPDATES) + textwrap.dedent("""
+        self.assertEqual(self.program("""
             print(asyncio.run(proxy.update_weights_from_ipc(Namespace(), "not asleep")))
             print(gate.status()["state"], gate.status()["poisoned"], gate.status()["epoch"])
-            """), '{"record": {"enabled": false}, "gate": {"mode": "enforce"}}').stdout.splitlines(),
+            """, '{"record": {"enabled": false}, "gate": {"mode": "enforce"}}'),
                          ["(False, 'not asleep')", "open False 1"])
 
 
 class Requests(Engine):
     def test_one_that_is_turned_away(self):
         """It was preprocessed before the engine slept, which never hears of it: the gate waits for no record."""
-        self.assertEqual(self.program("""if True:
+        self.assertEqual(self.program("""
             import asyncio
             import moor
             from types import SimpleNamespace as Namespace
@@ -208,11 +182,11 @@ class Requests(Engine):
             asyncio.run(ask(1, "abort", 0))
             asyncio.run(ask(2, "abort", 1))
             asyncio.run(ask(3, "stop", 0))
-            """).stdout.splitlines(), ["0", "1", "2"])
+            """), ["0", "1", "2"])
 
     def test_one_that_is_given_up_before_its_turn(self):
         """Its client goes while it waits for a free handle: the engine never hears of it, and no record comes."""
-        self.assertEqual(self.program("""if True:
+        self.assertEqual(self.program("""
             import asyncio
             import moor
             from types import SimpleNamespace as Namespace
@@ -239,7 +213,7 @@ class Requests(Engine):
             asyncio.run(give_up(1, True))
             asyncio.run(give_up(2, False))
             asyncio.run(give_up(3, True))
-            """).stdout.splitlines(), ["1", "1", "2"])
+            """), ["1", "1", "2"])
 
 
 AGENT = """
@@ -256,8 +230,8 @@ class DataParallel(Engine):
     """Each replica is a server of its own, whose ranks go on from the last one's."""
 
     def test_the_second_replica(self):
-        self.write(("pytorch/engine/model_agent/agent.py", AGENT))
-        self.assertEqual(self.program("""if True:
+        self.write("pytorch/engine/model_agent/agent.py", AGENT)
+        self.assertEqual(self.program("""
             from types import SimpleNamespace as Namespace
             from lmdeploy.pytorch.engine.engine import Engine
             from lmdeploy.pytorch.engine.model_agent.agent import BaseModelAgent
@@ -267,8 +241,8 @@ class DataParallel(Engine):
             agent = BaseModelAgent(context, None, None)
             agent.wakeup(["kv_cache"])
             print(agent.awake)
-            """, '{"record": {"enabled": false}, "barrier": {"mode": "enforce", "timeout_s": 1}}').stdout,
-                         "['kv_cache']\n")
+            """, '{"record": {"enabled": false}, "barrier": {"mode": "enforce", "timeout_s": 1}}'),
+                         ["['kv_cache']"])
 
 
 class Off(Engine):
@@ -283,43 +257,45 @@ class Off(Engine):
             engine = Engine(Namespace())
             print(moor.attach("default", 10.0).stats()["recording_off"])
             """
-        return self.program(textwrap.dedent(text)).stdout.strip()
+        return self.program(text)[0]
 
     def test_it_is_on(self):
         self.assertEqual(self.why(), "")
 
     def test_a_model_that_cannot_be_recorded(self):
-        self.write(("pytorch/engine/engine.py", ENGINE.replace('"ar"', '"dllm"')))
+        self.write("pytorch/engine/engine.py", ENGINE.replace('"ar"', '"dllm"'))
         self.assertIn("without speculative and without diffusion decoding", self.why())
 
     def test_a_store_that_cannot_be_opened(self):
-        self.write(("pytorch/engine/engine.py", ENGINE.replace("num_experts=8", "num_experts=70000")))
+        self.write("pytorch/engine/engine.py", ENGINE.replace("num_experts=8", "num_experts=70000"))
         self.assertIn("70000", self.why())
 
 
 class Steps(Engine):
+    start = STEPS
+
     def test_a_step(self):
-        self.assertEqual(self.steps("step(7, 3, 4)").stdout.splitlines(), ["3 [] [[[1, 2], [1, 2]]]", "4 [] [[[1, 2], [1, 2]]]"])
+        self.assertEqual(self.program("step(7, 3, 4)"), ["3 [] [[[1, 2], [1, 2]]]", "4 [] [[[1, 2], [1, 2]]]"])
 
     def test_ids_of_fewer_tokens_than_the_batch(self):
         """The rows are missing; what lies behind the ids in memory is not read."""
-        ran = self.steps("step(5, 3, 4)")
+        ran = self.execute("step(5, 3, 4)")
         self.assertEqual(ran.stdout.splitlines(), ["3 [(0, 3)] [[[0, 0], [0, 0]]]", "4 [(0, 4)] [[[0, 0], [0, 0]]]"])
         self.assertIn("all_routed_experts has 5 tokens, the batch goes on to 7", ran.stderr)
 
 
     def test_layers_without_experts_are_passed_over(self):
         """The engine hands over all layers of the model, the first of them dense."""
-        self.write(("pytorch/engine/engine.py", ENGINE.replace("layers=2", "layers=3, first_k_dense_replace=1")))
-        ran = self.steps("step(3, 3, layers=(7, 6, 1, 2, 3, 4))")
-        self.assertEqual(ran.stdout.splitlines(), ["3 [] [[[1, 2], [3, 4]]]"])
+        self.write("pytorch/engine/engine.py", ENGINE.replace("layers=2", "layers=3, first_k_dense_replace=1"))
+        self.assertEqual(self.program("step(3, 3, layers=(7, 6, 1, 2, 3, 4))"), ["3 [] [[[1, 2], [3, 4]]]"])
 
 
 class Delivery(Engine):
+    start = STEPS
+
     def test_a_lost_record_is_waited_for_once(self):
         """The wait is the event loop's: only the first of many is worth a second, until a record is there again."""
-        ran = self.steps(DELIVERY, '{"record": {"deliver": "ref"}}')
-        lines = [line.split() for line in ran.stdout.splitlines()]
+        lines = [line.split() for line in self.program(DELIVERY, '{"record": {"deliver": "ref"}}')]
         told = [(line[0], float(line[1])) for line in lines if line[0] in ("delivered", "lost")]
         self.assertEqual([what for what, _ in told], ["lost"] * 6 + ["delivered", "lost"])
         waited = [seconds for _, seconds in told]

@@ -3,7 +3,7 @@
 import sys
 import unittest
 
-from adapter_case import Adapter
+from adapter_case import STARTED, Adapter
 
 FRONT = """
     from types import SimpleNamespace as Namespace
@@ -93,7 +93,7 @@ CONTEXT = """
         rank = int(sys.argv[1])
         return Namespace(tp_rank=rank, tp_size=2, pp_rank=0, pp_size=1, dp_rank=rank, dp_size=1, attn_dp_size=2)
     """
-START = """
+START = STARTED + """
     import asyncio
     import moor
     from types import SimpleNamespace as Namespace
@@ -116,13 +116,7 @@ START = """
     async def begun():
         end = asyncio.Event()
         answers = manager.generate_request(Namespace(rid="a", text="x", end=end))
-        await anext(answers)
-
-        async def finish():
-            end.set()
-            async for _ in answers:
-                pass
-        return finish
+        return await started(answers, end)
 
     async def refused_update():
         finish = await begun()

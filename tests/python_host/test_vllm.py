@@ -3,7 +3,7 @@
 import sys
 import unittest
 
-from adapter_case import Adapter
+from adapter_case import STARTED, Adapter
 
 FRONT = """
     class AsyncLLM:
@@ -98,7 +98,7 @@ STATES = """
         def from_new_request(cls, request):
             return Namespace(external_req_id=request)
     """
-START = """
+START = STARTED + """
     import asyncio
     import subprocess
     import sys
@@ -131,13 +131,7 @@ START = """
     async def begun(id):
         end = asyncio.Event()
         answers = llm.generate(end, Namespace(n=1), id)
-        await anext(answers)
-
-        async def finish():
-            end.set()
-            async for _ in answers:
-                pass
-        return finish
+        return await started(answers, end)
 
     if sys.argv[1:] == ["second"]:  # another front end of the same server: does what it is told
         for line in sys.stdin:
