@@ -7,7 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 static moor_status add(moor_dirs *dirs, const char *source, const char *path, const char *suffix)
@@ -102,6 +104,19 @@ moor_status moor_dirs_choose(const char *given, char path[PATH_MAX], int *fd)
         snprintf(reasons + used, sizeof(reasons) - used, "%s%s", used ? "; " : "", moor_last_error());
     }
     return moor_fail(status, "no usable directory: %s", reasons);
+}
+
+moor_status moor_dirs_lock(int fd, const char *path, int wait_s)
+{
+    uint64_t deadline = moor_now_ns() + (uint64_t)wait_s * 1000000000u;
+    while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return moor_fail_errno(MOOR_E_IO, errno, "directory %s cannot be locked", path);
+        if (moor_now_ns() > deadline)
+            return moor_fail(MOOR_E_TIMEOUT, "directory %s is locked by another process for %d s", path, wait_s);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    return MOOR_OK;
 }
 
 int moor_dirs_name_ok(const char *name)

@@ -40,6 +40,10 @@ moor_status moor_dirs_open(const char *path, int create, int *fd);
 /* The base directory to create things in, made when absent. The error lists why each candidate is not usable. */
 moor_status moor_dirs_choose(const char *given, char path[PATH_MAX], int *fd);
 
+/* Takes the exclusive flock of an open directory; flock(fd, LOCK_UN) ends it, closing does not where a forked child has the descriptor
+ * too. `path` is for messages. MOOR_E_TIMEOUT after wait_s seconds, MOOR_E_IO. */
+moor_status moor_dirs_lock(int fd, const char *path, int wait_s);
+
 /* 1…48 of [A-Za-z0-9._-], not beginning with '.', not "holds". */
 int moor_dirs_name_ok(const char *name);
 

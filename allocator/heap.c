@@ -33,7 +33,7 @@ int moor_fault_hit(void)
 {
     if (atomic_load_explicit(&fault_left, memory_order_relaxed) <= 0)
         return 0;
-    if (!(atomic_load(&fault_fired) && atomic_load(&fault_stays)) && atomic_fetch_sub(&fault_left, 1) != 1)
+    if (atomic_fetch_sub(&fault_left, 1) != 1)
         return 0;
     if (atomic_load(&fault_stays))
         atomic_store(&fault_left, 1);

@@ -86,7 +86,6 @@ static inline void write_row(const moor_stage *stage, uint32_t r, size_t distanc
 
 void moor_stage_write(const moor_stage *stage)
 {
-    enum { AHEAD = 4 }; /* the next rows are elsewhere, and cold */
     size_t row_bytes = (size_t)stage->layers * stage->bytes, distance = layer_bytes(stage, stage->rows);
     stream_fn stream = stream_pick(stage->bytes);
     if (stream) {

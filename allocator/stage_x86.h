@@ -9,7 +9,7 @@
 
 #include "stage.h"
 
-enum { LINE = 64 };
+enum { LINE = 64, AHEAD = 4 /* rows: the next ones are elsewhere, and cold */ };
 
 /* Writes all rows of a stage whose layers lie `distance` bytes apart. */
 typedef void (*stream_fn)(const moor_stage *stage, size_t distance);
@@ -61,7 +61,7 @@ AVX512F void line_of_8_wide(uint8_t *to, const uint8_t *from, size_t distance)
 #define STREAM(name, features, bytes, line)                                                                            \
     __attribute__((target(features))) static void name(const moor_stage *stage, size_t distance)                       \
     {                                                                                                                  \
-        enum { AHEAD = 4, COLUMNS = LINE / (bytes) };                                                                  \
+        enum { COLUMNS = LINE / (bytes) };                                                                             \
         size_t row_bytes = (size_t)stage->layers * (bytes);                                                            \
         for (uint32_t r = 0; r < stage->rows; r++) {                                                                   \
             const uint8_t *from = stage->ids + (size_t)r * (bytes);                                                    \

@@ -21,21 +21,7 @@
 
 _Static_assert((int)MOOR_LOCKS_SLOTS == (int)MOOR_MAX_PROCESSES, "one lock byte a process cell");
 
-enum { LOCK_WAIT_MS = 10000, DYING_WAIT_MS = 3000, DYING_LOOK_MS = 2, MAX_SUFFIX = 99 };
-
-static moor_status lock_base(int base_fd, const char *base)
-{
-    uint64_t deadline = moor_now_ns() + LOCK_WAIT_MS * 1000000ull;
-    while (flock(base_fd, LOCK_EX | LOCK_NB) < 0) {
-        if (errno != EWOULDBLOCK && errno != EINTR)
-            return moor_fail_errno(MOOR_E_IO, errno, "directory %s cannot be locked", base);
-        if (moor_now_ns() > deadline)
-            return moor_fail(MOOR_E_TIMEOUT, "directory %s is locked by another process for %d s", base,
-                             LOCK_WAIT_MS / 1000);
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    }
-    return MOOR_OK;
-}
+enum { LOCK_WAIT_S = 10, DYING_WAIT_MS = 3000, DYING_LOOK_MS = 2, MAX_SUFFIX = 99 };
 
 /* ---- removal ---------------------------------------------------------------------------------------------------- */
 
@@ -191,7 +177,7 @@ moor_status moor_instance_enter(const char *name, const char *dir, moor_instance
     moor_status status = moor_dirs_choose(dir, in->base, &in->base_fd);
     if (status)
         return status;
-    status = lock_base(in->base_fd, in->base);
+    status = moor_dirs_lock(in->base_fd, in->base, LOCK_WAIT_S);
     if (!status) {
         sweep(in->base_fd);
         moor_holds_sweep(in->base);
@@ -266,7 +252,7 @@ static int others_remain(int locks_fd)
 void moor_instance_leave(moor_instance *in, int unmap)
 {
     /* Leaving is ordered by the base's lock: of two processes that go at the same time, the second one finds itself alone. */
-    int locked = lock_base(in->base_fd, in->base) == MOOR_OK;
+    int locked = moor_dirs_lock(in->base_fd, in->base, LOCK_WAIT_S) == MOOR_OK;
     int last = locked && !others_remain(in->locks_fd);
     if (last)
         remove_instance(in->base_fd, in->name, in->dir_fd);

@@ -278,22 +278,15 @@ static void *server_main(void *user)
 /* One process at a time looks whether a socket is a dead one's and puts its own in that place; another would remove the new one. */
 static moor_status lock_sockets(const moor_process *process, int *fd)
 {
-    uint64_t deadline_ns = moor_now_ns() + STOP_MS * 1000000ull;
     int lock = openat(moor_process_dir_fd(process), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (lock < 0)
         return moor_fail_errno(MOOR_E_IO, errno, "directory %s cannot be opened", process->dir);
-    while (flock(lock, LOCK_EX | LOCK_NB) < 0) {
-        int err = errno;
-        if ((err == EWOULDBLOCK || err == EINTR) && moor_now_ns() < deadline_ns) {
-            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-            continue;
-        }
+    moor_status status = moor_dirs_lock(lock, process->dir, STOP_MS / 1000);
+    if (status)
         close(lock);
-        return moor_fail_errno(err == EWOULDBLOCK ? MOOR_E_TIMEOUT : MOOR_E_IO, err, "directory %s cannot be locked",
-                               process->dir);
-    }
-    *fd = lock;
-    return MOOR_OK;
+    else
+        *fd = lock;
+    return status;
 }
 
 static void unlock_sockets(int lock)
