@@ -20,14 +20,11 @@ struct moor_config {
     moor_config_values values; /* instance, dir and record_restore point to strings of ours */
     int32_t across_hosts, transport;
     int arena_given, keep_bytes_given;
-    struct uids {
-        uint32_t n, uid[MOOR_MAX_ALLOWED_UIDS];
-    } allowed;
 };
 
 /* ---- the keys --------------------------------------------------------------------------------------------------- */
 
-enum kind { KIND_NAME, KIND_PATH, KIND_BOOL, KIND_CHOICE, KIND_BYTES, KIND_SECONDS, KIND_U32, KIND_UIDS };
+enum kind { KIND_NAME, KIND_PATH, KIND_BOOL, KIND_CHOICE, KIND_BYTES, KIND_SECONDS, KIND_U32 };
 
 struct key {
     const char *group; /* NULL: top level */
@@ -44,7 +41,6 @@ static const struct key keys[] = {
     {NULL, "dir", KIND_PATH, AT(dir), NULL, 0, 0},
     {NULL, "on_error", KIND_CHOICE, AT(on_error), "open|strict", 0, 0},
     {NULL, "log", KIND_CHOICE, AT(log_level), "error|warn|info|debug", 0, 0},
-    {NULL, "allow_uids", KIND_UIDS, offsetof(moor_config, allowed), NULL, 0, 4294967294.0},
     {"record", "enabled", KIND_BOOL, AT(record_enabled), NULL, 0, 0},
     {"record", "deliver", KIND_CHOICE, AT(deliver), "native|ref|none", 0, 0},
     {"record", "arena_bytes", KIND_BYTES, AT(arena_bytes), NULL, 1 << 20, 0x1p46},
@@ -163,7 +159,6 @@ static const char *const kind_text[] = {
     [KIND_BYTES] = "a number of bytes, or a string such as \"512MiB\"",
     [KIND_SECONDS] = "a number of seconds",
     [KIND_U32] = "a whole number",
-    [KIND_UIDS] = "a list of user ids",
 };
 
 static moor_status wrong(const struct key *key, const json_t *value, const char *source)
@@ -276,10 +271,11 @@ static int choice_index(const char *choices, const char *text)
     }
 }
 
-static moor_status take_number(const struct key *key, const json_t *value, const char *text, const char *source,
-                               double *out)
+static moor_status set_number(moor_config *config, const struct key *key, const json_t *value, const char *text,
+                              const char *source)
 {
     double number;
+    void *at = (char *)config + key->offset;
     if (json_is_number(value))
         number = json_number_value(value);
     else if (!text || !number_from_text(text, key->kind == KIND_BYTES, &number))
@@ -288,18 +284,6 @@ static moor_status take_number(const struct key *key, const json_t *value, const
         return out_of_range(key, number, source);
     if (key->kind != KIND_SECONDS && number != (double)(uint64_t)number)
         return wrong(key, value, source);
-    *out = number;
-    return MOOR_OK;
-}
-
-static moor_status set_number(moor_config *config, const struct key *key, const json_t *value, const char *text,
-                              const char *source)
-{
-    double number;
-    void *at = (char *)config + key->offset;
-    moor_status status = take_number(key, value, text, source, &number);
-    if (status)
-        return status;
     if (key->kind == KIND_SECONDS)
         *(double *)at = number;
     else if (key->kind == KIND_U32)
@@ -308,34 +292,6 @@ static moor_status set_number(moor_config *config, const struct key *key, const 
         *(uint64_t *)at = (uint64_t)number;
     config->arena_given |= at == (void *)&config->values.arena_bytes;
     config->keep_bytes_given |= at == (void *)&config->values.keep_bytes;
-    return MOOR_OK;
-}
-
-/* The list takes the place of an earlier layer's as a whole. */
-static moor_status set_uids(moor_config *config, const struct key *key, const json_t *value, const char *source)
-{
-    struct uids uids = {.n = 0};
-    size_t n = json_array_size(value);
-    if (!json_is_array(value))
-        return wrong(key, value, source);
-    if (n > MOOR_MAX_ALLOWED_UIDS)
-        return moor_fail(MOOR_E_CONFIG, "%s: \"%s\" has %zu user ids, %d is the limit", source, key->name, n,
-                         MOOR_MAX_ALLOWED_UIDS);
-    while (uids.n < n) {
-        const json_t *one = json_array_get(value, uids.n);
-        char *text = NULL;
-        double number;
-        moor_status status = MOOR_OK;
-        if (json_is_string(one))
-            status = expand(key->name, json_string_value(one), source, &text);
-        if (!status)
-            status = take_number(key, one, text, source, &number);
-        free(text);
-        if (status)
-            return status;
-        uids.uid[uids.n++] = (uint32_t)number;
-    }
-    *(struct uids *)(void *)((char *)config + key->offset) = uids;
     return MOOR_OK;
 }
 
@@ -377,9 +333,6 @@ static moor_status set_key(moor_config *config, const struct key *key, const jso
             *(int32_t *)((char *)config + key->offset) = index;
         else
             status = wrong(key, value, source);
-        break;
-    case KIND_UIDS:
-        status = set_uids(config, key, value, source);
         break;
     default:
         status = set_number(config, key, value, text, source);
@@ -501,14 +454,6 @@ moor_status moor_config_get_values(const moor_config *config, moor_config_values
     memcpy(out, &config->values, copied);
     out->size = size;
     return MOOR_OK;
-}
-
-int moor_config_allows_uid(const moor_config *config, uint32_t uid)
-{
-    for (uint32_t i = 0; config && i < config->allowed.n; i++)
-        if (config->allowed.uid[i] == uid)
-            return 1;
-    return 0;
 }
 
 const moor_config *moor_config_retain(const moor_config *config)

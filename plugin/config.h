@@ -20,7 +20,6 @@
 
 #include "../allocator/error.h"
 
-enum { MOOR_MAX_ALLOWED_UIDS = 16 };
 enum { MOOR_ACROSS_HOSTS_NONE = 0, MOOR_ACROSS_HOSTS_NCCL = 1 };
 enum { MOOR_TRANSPORT_AUTO = 0, MOOR_TRANSPORT_SHM = 1, MOOR_TRANSPORT_CUDA_IPC = 2, MOOR_TRANSPORT_VMM_FD = 3 };
 
@@ -28,9 +27,6 @@ moor_status moor_config_parse(const char *json, size_t json_len, moor_config **o
 /* config_values of the ABI (its own name is taken by the struct). */
 moor_status moor_config_get_values(const moor_config *config, moor_config_values *out);
 void moor_config_free(moor_config *config);
-
-/* 1 when "allow_uids" names the user: processes of it may connect to our stores, besides those of our own user. */
-int moor_config_allows_uid(const moor_config *config, uint32_t uid);
 
 /* One more reference, ended by moor_config_free. */
 const moor_config *moor_config_retain(const moor_config *config);

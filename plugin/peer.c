@@ -35,11 +35,6 @@ struct moor_peer {
     unsigned char input[MOOR_WIRE_LIMIT];
 };
 
-int moor_peer_may_connect(const moor_peer_home *home, uint32_t uid)
-{
-    return uid == (uint32_t)geteuid() || moor_config_allows_uid(home->store->process->parsed, uid);
-}
-
 moor_status moor_peer_create(const moor_peer_home *home, uint64_t client, moor_peer **out)
 {
     moor_peer *peer = malloc(sizeof(*peer)); /* the input is not cleared: most connections touch a page of it */

@@ -37,9 +37,6 @@ enum {
         1 << 20 /* bytes of replies not yet taken; beyond it the server stops reading from this client */
 };
 
-/* 1 when a process of this user may connect: ours, or one that the configuration names. */
-int moor_peer_may_connect(const moor_peer_home *home, uint32_t uid);
-
 /* client: a number that no other connection of the store's life has; not MOOR_CLIENT_NONE. */
 moor_status moor_peer_create(const moor_peer_home *home, uint64_t client, moor_peer **out);
 void moor_peer_destroy(moor_peer *peer);

@@ -155,17 +155,6 @@ static void another_user_is_refused(void **state)
     start_consumer(&consumer);
 }
 
-static void a_user_that_is_named_is_let_in(void **state)
-{
-    (void)state;
-    actor server;
-    char text[512] = "";
-    actor_start(&server, NULL);
-    actor_say(&server, "ok", "join {\"allow_uids\":[4321]}");
-    actor_say(&server, "ok", "store 0");
-    assert_int_equal(as_another_user(text, sizeof(text)), 0);
-}
-
 /* A worker was killed, and two take its place at once: one of them has the store. */
 static void of_two_workers_one_takes_over_a_store(void **state)
 {
@@ -206,7 +195,6 @@ int main(void)
         TEST(malformed_messages_close_their_connection_only),
         TEST(another_wire_version_is_told_both_numbers),
         TEST(another_user_is_refused),
-        TEST(a_user_that_is_named_is_let_in),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -112,6 +112,7 @@ static void unknown_keys_name_the_nearest(void **state)
     parse_bad("{\"gates\":{}}", "nearest known one is \"gate\"");
     parse_bad("{\"drain_timeout_s\":1}", "nearest known one is \"gate.drain_timeout_s\"");
     parse_bad("{\"gate\":{\"external\":1}}", "nearest known one is \"barrier.external\"");
+    parse_bad("{\"allow_uids\":[1000]}", "unknown key \"allow_uids\""); /* was one, and let nobody in */
     parse_bad("{\"\":1}", "unknown key");
     char longest[2000] = "{\"record\":{\"";
     memset(longest + 12, 'a', 1500);
@@ -150,12 +151,6 @@ static void ranges_are_checked(void **state)
     parse_bad("{\"record\":{\"arena_bytes\":4096}}", "\"record.arena_bytes\" is 4096, allowed is 1048576 to");
     parse_bad("{\"record\":{\"keep_s\":-1}}", "\"record.keep_s\" is -1, allowed is 0 to");
     parse_bad("{\"barrier\":{\"external\":65}}", "is 65, allowed is 0 to 64"); /* what the barrier itself can hold */
-    parse_bad("{\"allow_uids\":[4294967295]}", "\"allow_uids\" is 4294967295, allowed is 0 to 4294967294");
-    parse_bad("{\"allow_uids\":[-1]}", "\"allow_uids\" is -1");
-    parse_bad("{\"allow_uids\":[1.5]}", "\"allow_uids\" is 1.5, expected a list of user ids");
-    parse_bad("{\"allow_uids\":[\"root\"]}", "\"allow_uids\" is \"root\", expected a list of user ids");
-    parse_bad("{\"allow_uids\":1000}", "\"allow_uids\" is 1000, expected a list of user ids");
-    parse_bad("{\"allow_uids\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}", "has 17 user ids, 16 is the limit");
     parse_bad("{\"barrier\":{\"external\":-1}}", "is -1");
     parse_bad("{\"record\":{\"arena_bytes\":1e30}}", "allowed is");
     parse_bad("{\"gate\":{\"drain_timeout_s\":1e7}}", "allowed is 0 to 1000000");
@@ -166,29 +161,6 @@ static void what_this_version_cannot_do_is_refused(void **state)
     (void)state;
     parse_bad("{\"barrier\":{\"across_hosts\":\"nccl\"}}", "\"barrier.across_hosts\"");
     parse_bad("{\"weights\":{\"transport\":\"cuda_ipc\"}}", "\"weights.transport\"");
-}
-
-static void other_users_are_named_or_nobody_is_let_in(void **state)
-{
-    (void)state;
-    moor_config *config;
-    const char *json = "{\"allow_uids\":[7,\"${TRAINER_UID}\",4294967294]}", *none = "{}";
-    setenv("TRAINER_UID", "1001", 1);
-    assert_int_equal(moor_config_parse(json, strlen(json), &config), MOOR_OK);
-    assert_true(moor_config_allows_uid(config, 7) && moor_config_allows_uid(config, 1001) &&
-                moor_config_allows_uid(config, 4294967294u));
-    assert_false(moor_config_allows_uid(config, 0) || moor_config_allows_uid(config, 1000));
-    moor_config_free(config);
-    setenv("MOOR_CONFIG", json, 1); /* a later layer's list replaces an earlier one's */
-    json = "{\"allow_uids\":[8]}";
-    assert_int_equal(moor_config_parse(json, strlen(json), &config), MOOR_OK);
-    assert_true(moor_config_allows_uid(config, 8) && !moor_config_allows_uid(config, 7));
-    moor_config_free(config);
-    unsetenv("MOOR_CONFIG");
-    unsetenv("TRAINER_UID");
-    assert_int_equal(moor_config_parse(none, strlen(none), &config), MOOR_OK);
-    assert_false(moor_config_allows_uid(config, 0) || moor_config_allows_uid(NULL, 0));
-    moor_config_free(config);
 }
 
 static void names_are_expanded_from_the_environment(void **state)
@@ -322,7 +294,6 @@ int main(void)
         cmocka_unit_test_setup(wrong_values_name_key_value_and_type, clean_environment),
         cmocka_unit_test_setup(ranges_are_checked, clean_environment),
         cmocka_unit_test_setup(what_this_version_cannot_do_is_refused, clean_environment),
-        cmocka_unit_test_setup(other_users_are_named_or_nobody_is_let_in, clean_environment),
         cmocka_unit_test_setup(names_are_expanded_from_the_environment, clean_environment),
         cmocka_unit_test_setup_teardown(host_text_wins_over_the_environment_key_by_key, clean_environment,
                                         clean_environment),

@@ -272,30 +272,6 @@ static void a_request_has_an_end(void **state)
     assert_true(sent > MOOR_WIRE_REQUEST_LIMIT);
 }
 
-static int begin_allowing(void **state)
-{
-    setenv("MOOR_CONFIG", "{\"allow_uids\":[4321]}", 1);
-    int rc = begin(state);
-    unsetenv("MOOR_CONFIG");
-    return rc;
-}
-
-static void only_our_user_may_connect(void **state)
-{
-    (void)state;
-    assert_true(moor_peer_may_connect(&home, geteuid()));
-    assert_false(moor_peer_may_connect(&home, 4321));
-    assert_false(moor_peer_may_connect(&home, geteuid() + 1));
-}
-
-static void so_may_users_that_are_named(void **state)
-{
-    (void)state;
-    assert_true(moor_peer_may_connect(&home, geteuid()));
-    assert_true(moor_peer_may_connect(&home, 4321));
-    assert_false(moor_peer_may_connect(&home, 4322));
-}
-
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 int main(void)
 {
@@ -309,8 +285,6 @@ int main(void)
         TEST(pieces_that_are_none_end_the_connection),
         TEST(lengths_inside_a_request_must_add_up),
         TEST(a_request_has_an_end),
-        TEST(only_our_user_may_connect),
-        cmocka_unit_test_setup_teardown(so_may_users_that_are_named, begin_allowing, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
