@@ -11,13 +11,16 @@
 #include "../allocator/locks.h"
 #include "../hooks/member.h"
 #include "config.h"
+#include "environment.h"
 #include "instance.h"
+
+enum { EXPORTED = 2 }; /* names in the environment, for the children */
 
 /* moor_process.plugin */
 struct membership {
     moor_instance instance;
     uint32_t refs;
-    int exported; /* MOOR_INSTANCE and MOOR_DIR in the environment are ours */
+    char *before[EXPORTED]; /* what the exported names said before the join; NULL: not exported */
 };
 
 static pthread_mutex_t join_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -81,19 +84,36 @@ static void cell_unite(moor_process *process, const moor_process_args *args)
 
 /* ---- join ------------------------------------------------------------------------------------------------------- */
 
-static void export_environment(moor_process *process)
+static const char *const exported_names[EXPORTED] = {"MOOR_INSTANCE", "MOOR_DIR"};
+
+static const char *exported_value(const moor_process *process, int i)
 {
-    struct membership *own = membership(process);
-    own->exported = setenv("MOOR_INSTANCE", process->instance, 1) == 0 && setenv("MOOR_DIR", process->base, 1) == 0;
+    return i == 0 ? process->instance : process->base;
 }
 
+static moor_status export_environment(moor_process *process)
+{
+    struct membership *own = membership(process);
+    for (int i = 0; i < EXPORTED; i++) {
+        const char *before = getenv(exported_names[i]);
+        own->before[i] = strdup(before ? before : "");
+        if (!own->before[i] || moor_environment_put(exported_names[i], exported_value(process, i)))
+            return moor_fail(MOOR_E_NOMEM, "process_join: no memory");
+    }
+    return MOOR_OK;
+}
+
+/* Each name that is still ours says again what it said before. One that was not there is empty now, and names nothing. */
 static void unexport_environment(moor_process *process)
 {
-    const char *name = getenv("MOOR_INSTANCE"), *dir = getenv("MOOR_DIR");
-    if (membership(process)->exported && membership(process)->instance.created && name && dir &&
-        strcmp(name, process->instance) == 0 && strcmp(dir, process->base) == 0) {
-        unsetenv("MOOR_INSTANCE");
-        unsetenv("MOOR_DIR");
+    struct membership *own = membership(process);
+    for (int i = 0; i < EXPORTED; i++) {
+        const char *value = getenv(exported_names[i]);
+        if (own->before[i] && value && strcmp(value, exported_value(process, i)) == 0)
+            (void)moor_environment_put(exported_names[i],
+                                       own->before[i]); /* without memory the old name stays: of no live server */
+        free(own->before[i]);
+        own->before[i] = NULL;
     }
 }
 
@@ -126,8 +146,16 @@ static moor_status join_first(const moor_config *config, const moor_process_args
     memcpy(process->instance, own->instance.name, sizeof(process->instance));
     memcpy(process->dir, own->instance.dir, sizeof(process->dir));
     memcpy(process->base, own->instance.base, sizeof(process->base));
+    status = export_environment(process);
+    if (status) {
+        unexport_environment(process);
+        moor_instance_leave(&own->instance, 1);
+        moor_config_free((moor_config *)(uintptr_t)process->parsed);
+        free(own);
+        free(process);
+        return status;
+    }
     cell_fill(process, args);
-    export_environment(process);
     *out = current = process;
     return MOOR_OK;
 }

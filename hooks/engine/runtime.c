@@ -75,6 +75,33 @@ void moor_runtime_log(int level, const char *format, ...)
         rt->api->log(rt->process, level, line);
 }
 
+/* os.environ is a copy that Python took at its start, and what `env=os.environ.copy()` gives to a child. process_join has
+ * put the names into the process' own list: what is assigned here replaces their values in it, and moves nothing. */
+static int tell_os_environ(const char *name)
+{
+    const char *value = getenv(name);
+    PyObject *os = value ? PyImport_ImportModule("os") : NULL;
+    PyObject *environ = os ? PyObject_GetAttrString(os, "environ") : NULL;
+    PyObject *text = environ ? PyUnicode_DecodeFSDefault(value) : NULL;
+    PyObject *known = text ? PyObject_CallMethod(environ, "get", "s", name) : NULL;
+    int same = known ? PyObject_RichCompareBool(known, text, Py_EQ) : -1;
+    int failed = value && (same < 0 || (!same && PyMapping_SetItemString(environ, name, text) < 0));
+    Py_XDECREF(known);
+    Py_XDECREF(text);
+    Py_XDECREF(environ);
+    Py_XDECREF(os);
+    return failed ? -1 : 0;
+}
+
+static void tell_children(void)
+{
+    if (tell_os_environ("MOOR_INSTANCE") == 0 && tell_os_environ("MOOR_DIR") == 0)
+        return;
+    PyErr_Clear();
+    moor_runtime_log(
+        1, "os.environ cannot be changed: children that are started with a copy of it do not find the instance");
+}
+
 /* JSON text of the section: a str is taken as it is, anything else goes through json.dumps. */
 static PyObject *section_text(PyObject *section)
 {
@@ -146,29 +173,13 @@ int moor_runtime_join(const char *engine, uint32_t roles, uint32_t rank, uint32_
     rt->process = process;
     rt->config = (moor_config_values)MOOR_CONFIG_VALUES_INIT;
     rt->api->config_free(config);
+    tell_children();
     /* What the process was joined with: a later join point may see another section, or none, and must not act by it. */
     rt->api->config_values(rt->api->process_config(process), &rt->config);
     moor_jp_set_strict(rt->config.on_error == MOOR_ON_ERROR_STRICT);
     moor_runtime_log(3, "process %d joins instance %s in roles %#x, rank %u of %u", (int)getpid(),
                      rt->api->process_instance(process), roles, rank, world);
     return 1;
-}
-
-void moor_runtime_leave(void)
-{
-    moor_runtime *rt = moor_runtime_get();
-    if (!rt->process)
-        return;
-    moor_runtime gone = *rt;
-    memset(rt, 0, sizeof(*rt));
-    rt->api = gone.api;
-    Py_BEGIN_ALLOW_THREADS
-    if (gone.client)
-        gone.api->detach(gone.client);
-    if (gone.store)
-        gone.api->store_close(gone.store);
-    gone.api->process_leave(gone.process);
-    Py_END_ALLOW_THREADS
 }
 
 moor_client *moor_runtime_client(void)

@@ -39,9 +39,6 @@ int moor_runtime_configured_by_environment(void);
 /* 1 when this server's requests have records: Moor is on, and so is recording, here and in the worker. */
 int moor_runtime_records(void);
 
-/* Closes the store and leaves; for tests and orderly ends. The kernel does the same for a process that dies. */
-void moor_runtime_leave(void);
-
 /* The client of our own instance, attached at first use; NULL with a Python error. */
 moor_client *moor_runtime_client(void);
 

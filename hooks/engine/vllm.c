@@ -152,6 +152,10 @@ static const moor_jp joinpoints[] = {
      .targets = {CORE "set_weight_version"},
      .params = {"weight_version"},
      .after = moor_vllm_set_version_after},
+    {.name = "core.ray_env",
+     .role = "core",
+     .targets = {"vllm.ray.ray_env:get_env_vars_to_copy"},
+     .after = moor_vllm_ray_env_after},
 
     /* worker: recording */
     {.name = "worker.load_model",

@@ -56,6 +56,7 @@ int moor_vllm_reset_prefix_after(moor_jp_call *call);
 int moor_vllm_rpc_after(moor_jp_call *call);
 int moor_vllm_executor_rpc_after(moor_jp_call *call);
 int moor_vllm_set_version_after(moor_jp_call *call);
+int moor_vllm_ray_env_after(moor_jp_call *call);
 /* Attributes that the core adds to a SchedulerOutput: they travel in order with it, which is what makes them exact. */
 #define MOOR_VLLM_HANDED_OUT "moor_handed_out" /* bytes: int32 block ids */
 #define MOOR_VLLM_KV_RESET "moor_kv_reset"     /* True */

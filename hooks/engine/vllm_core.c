@@ -197,6 +197,22 @@ int moor_vllm_executor_rpc_after(moor_jp_call *call)
     return MOOR_JP_OK;
 }
 
+/* Workers of a Ray cluster that was there before do not inherit our environment: vLLM copies the names of this set to them. */
+int moor_vllm_ray_env_after(moor_jp_call *call)
+{
+    static const char *const names[] = {"MOOR_CONFIG", "MOOR_INSTANCE", "MOOR_DIR"};
+    if (!moor_runtime_get()->process || !PySet_Check(call->result))
+        return MOOR_JP_OK;
+    for (int i = 0; i < 3; i++) {
+        PyObject *name = PyUnicode_FromString(names[i]);
+        int failed = !name || PySet_Add(call->result, name);
+        Py_XDECREF(name);
+        if (failed)
+            return MOOR_JP_FAILED;
+    }
+    return MOOR_JP_OK;
+}
+
 int moor_vllm_set_version_after(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();

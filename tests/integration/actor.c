@@ -371,7 +371,7 @@ static int obey(char *line)
     if (obey_server(word, a) || obey_record(word, a))
         return 1;
     if (!strcmp(word, "env"))
-        answer(MOOR_OK, getenv(a) ? getenv(a) : "-");
+        answer(MOOR_OK, getenv(a) && *getenv(a) ? getenv(a) : "-");
     else if (!strcmp(word, "attach") && sscanf(a, "%127s %lf", id, &timeout) == 2)
         answer(api->attach(id[0] == '-' ? NULL : id, NULL, timeout, &client), NULL);
     else if (!strcmp(word, "detach"))

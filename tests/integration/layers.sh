@@ -38,4 +38,8 @@ layer tools/ "moor tools" tools
 grep -rn --include='*.[ch]' 'Python\.h' abi allocator hooks/*.[ch] plugin/*.[ch] client tools &&
 	fail "Python's header outside plugin/python and hooks/engine"
 grep -niE '\b(vllm|sglang|lmdeploy)\b' hooks/*.[ch] allocator/*.[ch] && fail "an engine's name in hooks/ or allocator/"
+
+# setenv moves the list that another thread's getenv walks: names go through plugin/environment.c. The tools have one thread.
+grep -rnE --include='*.c' '\b(setenv|putenv|unsetenv|clearenv)\(' abi allocator hooks plugin client | grep -v '^plugin/environment\.c:' &&
+	fail "the environment is changed elsewhere than in plugin/environment.c"
 echo ok

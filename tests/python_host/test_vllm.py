@@ -353,5 +353,40 @@ class GivingUp(Adapter):
         self.assertEqual(self.give_up(("a", True), ("b", True)), ["1", "2"])
 
 
+class Children(Front):
+    """A process that the engine starts joins the engine's instance, however it was given its environment."""
+
+    def told(self, text):
+        """With a directory that only the configuration names."""
+        found = self.program(text, f'{{"dir": "{self.dir}/moor"}}')
+        return [line.replace(self.dir, "...") for line in found]
+
+    def test_with_and_without_an_environment_of_their_own(self):
+        ways = ["", ", env=os.environ.copy()", ", env={**os.environ, 'OTHER': '1'}", ", env=dict(os.environb)"]
+        self.assertEqual(self.told("""
+            import os
+            show = ["printenv", "MOOR_INSTANCE", "MOOR_DIR"]""" + "".join(f"""
+            print(*subprocess.check_output(show, text=True{way}).split())""" for way in ways)),
+            ["default .../moor"] * len(ways))
+
+    def test_by_multiprocessing(self):
+        self.assertEqual(self.told("""
+            import multiprocessing, os
+            if __name__ == "__main__":
+                for way in ("fork", "spawn", "forkserver"):
+                    with multiprocessing.get_context(way).Pool(1) as pool:
+                        print(*pool.map(os.getenv, ["MOOR_INSTANCE", "MOOR_DIR"]))
+            """), ["default .../moor"] * 3)
+
+    def test_workers_of_a_ray_cluster(self):
+        self.write("ray/ray_env.py", "def get_env_vars_to_copy(exclude_vars=None):\n    return {'HF_HOME'}\n")
+        self.assertEqual(self.told("""
+            import os
+            from vllm.ray.ray_env import get_env_vars_to_copy
+            names = get_env_vars_to_copy()
+            print(*sorted(names), all(n in os.environ for n in names - {"HF_HOME"}))
+            """), ["HF_HOME MOOR_CONFIG MOOR_DIR MOOR_INSTANCE True"])
+
+
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1])

@@ -414,8 +414,8 @@ typedef struct moor_api {
     void (*config_free)(moor_config *config);
 
     /* Process. process_join creates or joins the instance that the configuration or $MOOR_INSTANCE names, maps its state
-     * and registers this process; exports MOOR_INSTANCE and MOOR_DIR to the environment. A second join in one process
-     * returns the same object with the roles united (and the first one's configuration). The process keeps a reference of
+     * and registers this process; exports MOOR_INSTANCE and MOOR_DIR to the environment, safely beside threads that read
+     * it (process_leave gives back what they said before). A second join in one process returns the same object with the roles united (and the first one's configuration). The process keeps a reference of
      * its own to `config`; the caller frees his. process_leave releases everything; the last one removes the files.
      * MOOR_E_EXISTS, MOOR_E_ACCESS, MOOR_E_IO as above. Thread-safe. */
     moor_status (*process_join)(const moor_config *config, const moor_process_args *args, moor_process **out);
