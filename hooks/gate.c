@@ -241,6 +241,19 @@ moor_status moor_gate_leave(moor_process *process, moor_ticket *ticket, uint32_t
     return MOOR_OK;
 }
 
+moor_status moor_gate_fewer(moor_process *process, const moor_ticket *ticket, uint32_t n)
+{
+    if (!process || process->pid != moor_pid())
+        return moor_process_check(process, "gate_fewer");
+    if (!ticket || !ticket->id)
+        return moor_fail(MOOR_E_INVALID, "gate_fewer: %s",
+                         !ticket ? "no ticket" : "the ticket was never admitted, or has left");
+    if (ticket->id == MOOR_TICKET_NONE || moor_ticket_fewer(process->state, ticket->id, n))
+        return MOOR_OK;
+    return moor_fail(MOOR_E_STALE, "gate_fewer: ticket %llx has left already, or its process was declared dead",
+                     (unsigned long long)ticket->id);
+}
+
 /* ---- transitions ----------------------------------------------------------------------------------------------- */
 
 static moor_status seal(const moor_member *member)

@@ -25,6 +25,7 @@ moor_status moor_gate_enter(moor_process *process, const char *id, uint32_t id_l
                             moor_ticket *out);
 /* outcome FAILED says that no record will come (refused before the engine had it): the ticket settles at once. */
 moor_status moor_gate_leave(moor_process *process, moor_ticket *ticket, uint32_t outcome, moor_receipt *receipt);
+moor_status moor_gate_fewer(moor_process *process, const moor_ticket *ticket, uint32_t n);
 moor_status moor_gate_seal(moor_process *process);
 moor_status moor_gate_drain(moor_process *process, double timeout);
 moor_status moor_gate_install(moor_process *process, const char *label, int keep_in_flight, uint64_t *epoch);

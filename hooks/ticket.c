@@ -108,6 +108,21 @@ int moor_ticket_end(moor_state *state, uint64_t ticket, uint32_t outcome, moor_t
     return 1;
 }
 
+int moor_ticket_fewer(moor_state *state, uint64_t ticket, uint32_t n)
+{
+    uint64_t word, next;
+    moor_state_ticket *cell = cell_of_ticket(state, ticket, &word);
+    if (!cell)
+        return 0;
+    do {
+        if (moor_ticket_serial(word) != ticket >> 16 || (word & MOOR_TICKET_FLAGS) != MOOR_TICKET_READY)
+            return 0;
+        uint32_t left = moor_ticket_records(word);
+        next = word - RECORD * (n < left ? n : left);
+    } while (!atomic_compare_exchange_weak(&cell->word, &word, next));
+    return 1;
+}
+
 static void add_rows(moor_state_ticket *cell, uint64_t word, uint64_t rows)
 {
     uint64_t old = atomic_load(&cell->rows), next;

@@ -64,6 +64,8 @@ typedef struct moor_ticket_view {
 /* The backend ended. outcome FAILED and UNKNOWN: no record is waited for any more. 1 and *view, or 0 when the ticket is not (or
  * no longer) in flight. */
 int moor_ticket_end(moor_state *state, uint64_t ticket, uint32_t outcome, moor_ticket_view *view);
+/* n records less to wait for (all, when there are fewer than n); 0 when the ticket is not in flight. */
+int moor_ticket_fewer(moor_state *state, uint64_t ticket, uint32_t n);
 /* Reads a ticket that is in flight; 0 when it is not. */
 int moor_ticket_look(moor_state *state, uint64_t ticket, moor_ticket_view *view);
 

@@ -139,6 +139,7 @@ static const moor_api table = {
     .client_save = moor_client_save,
     .recording_off = moor_recording_off,
     .recording_on = moor_recording_on,
+    .gate_fewer = moor_gate_fewer,
 };
 
 __attribute__((visibility("default"))) const moor_api *moor_get_api(uint32_t want, uint32_t *have)

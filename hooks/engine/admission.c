@@ -7,12 +7,15 @@
 typedef struct {
     moor_ticket ticket;
     uint64_t deadline_ns;
-    uint32_t outcome;
-    PyObject *unsent; /* its id, owned; NULL: whether it was sent is not known */
+    uint32_t outcome, records;
+    PyObject *id;     /* its key in `sent`, owned; NULL: it is not in there */
+    uint32_t earlier; /* what was sent under its id before it came */
 } admission;
 
-static PyObject *unsent; /* a set: ids of requests that passed the gate, and that the engine has not been given */
+/* Of requests that passed the gate: id → how many parts of it the engine was given, and, times USER, how many requests have that id. */
+static PyObject *sent;
 static int sent_is_seen; /* the engine does say when it is given one */
+static const long long USER = 1ll << 32;
 
 static struct {
     int keep;
@@ -51,10 +54,59 @@ static int await_a_moment(moor_jp_call *call)
 
 /* ---- requests ------------------------------------------------------------------------------------------------------ */
 
-int moor_admission_before(moor_jp_call *call, const char *id, Py_ssize_t id_len, uint32_t records)
+static long long sent_under(PyObject *id)
+{
+    PyObject *value = sent && id ? PyDict_GetItem(sent, id) : NULL;
+    return value ? PyLong_AsLongLong(value) : 0;
+}
+
+static int add_under(PyObject *id, long long more)
+{
+    PyObject *value = PyLong_FromLongLong(sent_under(id) + more);
+    int failed = !value || PyDict_SetItem(sent, id, value);
+    Py_XDECREF(value);
+    return failed ? -1 : 0;
+}
+
+/* It passed, and the engine has not been given it yet. Where that cannot be noted, all its records are waited for. */
+static void note_unsent(admission *a, PyObject *id)
+{
+    if (!sent)
+        sent = PyDict_New();
+    a->earlier = (uint32_t)sent_under(id);
+    if (sent && add_under(id, USER) == 0)
+        a->id = Py_NewRef(id);
+    PyErr_Clear();
+}
+
+static void forget_unsent(admission *a)
+{
+    if (!a->id)
+        return;
+    if (sent_under(a->id) < 2 * USER) /* the last one of this id */
+        (void)PyDict_DelItem(sent, a->id);
+    else
+        (void)add_under(a->id, -USER);
+    PyErr_Clear();
+    Py_CLEAR(a->id);
+}
+
+/* What the engine was not given has no record. */
+static void count_sent(admission *a)
 {
     moor_runtime *rt = moor_runtime_get();
-    if (!moor_gate_on() || !id)
+    uint32_t parts = a->id && sent_is_seen ? (uint32_t)sent_under(a->id) - a->earlier : a->records;
+    PyErr_Clear();
+    if (parts < a->records)
+        rt->api->gate_fewer(rt->process, &a->ticket, a->records - parts);
+}
+
+int moor_admission_before(moor_jp_call *call, PyObject *name, uint32_t records)
+{
+    moor_runtime *rt = moor_runtime_get();
+    Py_ssize_t id_len;
+    const char *id = moor_gate_on() ? moor_py_text(name, &id_len) : NULL;
+    if (!id)
         return MOOR_JP_OK;
     admission *a = call->state;
     if (!a) {
@@ -65,8 +117,12 @@ int moor_admission_before(moor_jp_call *call, const char *id, Py_ssize_t id_len,
         a->deadline_ns = now_ns() + (uint64_t)(rt->config.weights_timeout_s * 1e9);
     }
     moor_status status = rt->api->gate_enter(rt->process, id, (uint32_t)id_len, records, 0.0, &a->ticket);
-    if (status == MOOR_OK)
+    if (status == MOOR_OK) {
+        a->records = records;
+        if (records)
+            note_unsent(a, name);
         return MOOR_JP_OK;
+    }
     if (status == MOOR_E_TIMEOUT && moor_gate_enforced() && now_ns() < a->deadline_ns)
         return await_a_moment(call);
     moor_runtime_raise(status, "admission");
@@ -74,21 +130,9 @@ int moor_admission_before(moor_jp_call *call, const char *id, Py_ssize_t id_len,
     return moor_gate_enforced() && status != MOOR_E_FULL ? MOOR_JP_RAISE : MOOR_JP_FAILED;
 }
 
-void moor_admission_unsent(moor_jp_call *call, PyObject *id)
-{
-    admission *a = call->state;
-    if (!a || a->unsent || !id)
-        return;
-    if (!unsent)
-        unsent = PySet_New(NULL);
-    if (unsent && PySet_Add(unsent, id) == 0)
-        a->unsent = Py_NewRef(id);
-    PyErr_Clear(); /* then its record is waited for */
-}
-
 void moor_admission_sent(PyObject *id)
 {
-    if (unsent && id && PySet_Discard(unsent, id) == 1)
+    if (sent && id && PyDict_Contains(sent, id) == 1 && add_under(id, 1) == 0)
         sent_is_seen = 1;
     PyErr_Clear();
 }
@@ -114,9 +158,8 @@ int moor_admission_error(moor_jp_call *call)
     if (a && !PyErr_GivenExceptionMatches(call->exc, PyExc_GeneratorExit))
         a->outcome =
             PyErr_GivenExceptionMatches(call->exc, PyExc_Exception) ? MOOR_OUTCOME_FAILED : MOOR_OUTCOME_ABORTED;
-    if (a && a->unsent && sent_is_seen && PySet_Contains(unsent, a->unsent) == 1)
-        a->outcome = MOOR_OUTCOME_FAILED;
-    PyErr_Clear();
+    if (a && a->ticket.id)
+        count_sent(a);
     return MOOR_JP_OK;
 }
 
@@ -126,10 +169,8 @@ void moor_admission_finish(moor_jp_call *call)
     moor_runtime *rt = moor_runtime_get();
     if (a && a->ticket.id && rt->process)
         rt->api->gate_leave(rt->process, &a->ticket, a->outcome, NULL);
-    if (a && a->unsent) {
-        (void)PySet_Discard(unsent, a->unsent);
-        Py_DECREF(a->unsent);
-    }
+    if (a)
+        forget_unsent(a);
     free(a);
     call->state = NULL;
 }

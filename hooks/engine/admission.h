@@ -14,11 +14,12 @@
 int moor_gate_on(void);       /* gate.mode is observe or enforce */
 int moor_gate_enforced(void); /* gate.mode is enforce */
 
-/* A generate call (coroutine or async generator). before: waits without blocking the event loop; the others end it. */
-int moor_admission_before(moor_jp_call *call, const char *id, Py_ssize_t id_len, uint32_t records);
-/* After a `before` that admitted: id is the request's as moor_admission_sent will say it, when the engine is about to get it. Who gives
- * up earlier has no record to wait for. For adapters that see both. */
-void moor_admission_unsent(moor_jp_call *call, PyObject *id);
+/* A generate call (coroutine or async generator). before: waits without blocking the event loop; the others end it. id: a str (NULL, or
+ * another object: no admission), the one by which moor_admission_sent names the request. */
+int moor_admission_before(moor_jp_call *call, PyObject *id, uint32_t records);
+/* The engine is given a part of the request (one sample of n), whose record will come. Who gives up earlier has none to wait for; in an
+ * engine that does not say it, all are waited for. What is given under one id counts for each that has it then: more may be waited for
+ * than comes, never less. */
 void moor_admission_sent(PyObject *id);
 int moor_admission_after(moor_jp_call *call);
 /* From `item`: the request ended before anything ran, and no record will come. */

@@ -34,6 +34,7 @@ int moor_lmdeploy_front_init(moor_jp_call *call);
 int moor_lmdeploy_generate_before(moor_jp_call *call);
 int moor_lmdeploy_generate_item(moor_jp_call *call);
 int moor_lmdeploy_infer_before(moor_jp_call *call);
+int moor_lmdeploy_send_after(moor_jp_call *call);
 int moor_lmdeploy_sleep_before(moor_jp_call *call);
 int moor_lmdeploy_wakeup_after(moor_jp_call *call);
 int moor_lmdeploy_update_params_before(moor_jp_call *call);

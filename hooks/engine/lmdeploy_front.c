@@ -46,21 +46,32 @@ int moor_lmdeploy_generate_before(moor_jp_call *call)
         return MOOR_JP_OK;
     PyObject *session = moor_py_path(moor_jp_param(call, 0), "session.session_id");
     PyObject *text = session ? PyObject_Str(session) : NULL;
-    Py_ssize_t len = 0;
-    const char *id = moor_py_text(text, &len);
-    int result = moor_admission_before(call, id, len, moor_runtime_records());
-    if (result == MOOR_JP_OK)
-        moor_admission_unsent(call, text);
+    int result = text ? moor_admission_before(call, text, moor_runtime_records()) : MOOR_JP_OK;
     Py_XDECREF(text);
     Py_XDECREF(session);
     return result;
 }
 
-int moor_lmdeploy_infer_before(moor_jp_call *call)
+static void sent(PyObject *session)
 {
-    PyObject *session = moor_jp_param(call, 0), *text = session ? PyObject_Str(session) : NULL;
+    PyObject *text = session ? PyObject_Str(session) : NULL;
     moor_admission_sent(text);
     Py_XDECREF(text);
+}
+
+int moor_lmdeploy_infer_before(moor_jp_call *call)
+{
+    sent(moor_jp_param(call, 0));
+    return MOOR_JP_OK;
+}
+
+/* An engine in this process, without the proxy. What it answers at once, it has refused. */
+int moor_lmdeploy_send_after(moor_jp_call *call)
+{
+    PyObject *data = moor_jp_param(call, 1);
+    if (data && PyDict_Check(data) && PyDict_GetItemString(data, "token_ids") &&
+        !moor_py_true(call->result, "is_done", 0))
+        sent(PyDict_GetItemString(data, "session_id"));
     return MOOR_JP_OK;
 }
 

@@ -72,13 +72,10 @@ int moor_sglang_generate_before(moor_jp_call *call)
         return MOOR_JP_OK;
     int single = is_single(obj);
     PyObject *name = name_of(obj, single);
-    Py_ssize_t len;
-    const char *id = moor_py_text(name, &len);
+    const char *id = moor_py_text(name, NULL);
     int result = MOOR_JP_FAILED;
     if (id)
-        result = is_health_check(id) ? MOOR_JP_OK : moor_admission_before(call, id, len, single ? 1 : 0);
-    if (result == MOOR_JP_OK && single)
-        moor_admission_unsent(call, name);
+        result = is_health_check(id) ? MOOR_JP_OK : moor_admission_before(call, name, single ? 1 : 0);
     Py_XDECREF(name);
     return result;
 }

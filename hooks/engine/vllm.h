@@ -32,6 +32,7 @@ static inline const moor_jp *moor_vllm_jp(const char *name)
 /* vllm_front.c */
 int moor_vllm_front_init(moor_jp_call *call);
 int moor_vllm_generate_before(moor_jp_call *call);
+int moor_vllm_send_after(moor_jp_call *call);
 int moor_vllm_request_state_after(moor_jp_call *call);
 int moor_vllm_completion_output_after(moor_jp_call *call);
 int moor_vllm_base64_before(moor_jp_call *call);

@@ -15,13 +15,17 @@ int moor_vllm_front_init(moor_jp_call *call)
 
 int moor_vllm_generate_before(moor_jp_call *call)
 {
-    Py_ssize_t len = 0;
-    const char *id = moor_py_text(moor_jp_param(call, 2), &len);
     long long n = moor_py_int(moor_jp_param(call, 1), "n", 1);
-    int result = moor_admission_before(call, id, len, moor_runtime_records() && n > 0 ? (uint32_t)n : 0);
-    if (result == MOOR_JP_OK)
-        moor_admission_unsent(call, moor_jp_param(call, 2));
-    return result;
+    return moor_admission_before(call, moor_jp_param(call, 2), moor_runtime_records() && n > 0 ? (uint32_t)n : 0);
+}
+
+/* Each sample of n > 1 goes to the core by itself, and its client may go in between. What else is sent has no id of a client's. */
+int moor_vllm_send_after(moor_jp_call *call)
+{
+    PyObject *id = moor_py_path(moor_jp_param(call, 1), "external_req_id");
+    moor_admission_sent(id);
+    Py_XDECREF(id);
+    return MOOR_JP_OK;
 }
 
 /* ---- pause, sleep and update drive the gate -------------------------------------------------------------------------- */
@@ -197,13 +201,10 @@ int moor_vllm_update_error(moor_jp_call *call)
 
 /* ---- delivery -------------------------------------------------------------------------------------------------------- */
 
-/* A RequestState is made for what goes to the core next. It does not keep routed_experts_prompt_start, which is noted on it, where the
+/* A RequestState does not keep routed_experts_prompt_start, which is noted on it, where the
  * request is still at hand. */
 int moor_vllm_request_state_after(moor_jp_call *call)
 {
-    PyObject *id = moor_py_path(call->result, "external_req_id");
-    moor_admission_sent(id);
-    Py_XDECREF(id);
     PyObject *request = moor_jp_arg(call, "request");
     PyObject *start = request ? moor_py_path(request, "sampling_params.routed_experts_prompt_start") : NULL;
     if (start && PyObject_IsTrue(start) == 1 && PyObject_SetAttrString(call->result, "moor_prompt_start", start))

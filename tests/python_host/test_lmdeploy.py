@@ -55,6 +55,24 @@ PROXY = """
         async def update_weights_from_ipc(self, request, reject_reason=None):
             return (False, reject_reason) if reject_reason else (True, "")
     """
+REQUESTS = """
+    from types import SimpleNamespace as Namespace
+
+    class RequestSender:
+        blocked = False
+
+        def send_async(self, req_type, data):
+            return Namespace(is_done=self.blocked)
+
+    class EngineInstance:  # without the proxy
+        def __init__(self):
+            self.sender = RequestSender()
+
+        async def async_stream_infer(self, session_id, *args, **kwargs):
+            self.sender.send_async("add session", dict(session_id=session_id))
+            self.sender.send_async("add message", dict(session_id=session_id, token_ids=[1]))
+            yield 0
+    """
 UPDATES = """
     import asyncio
     import moor
@@ -134,6 +152,7 @@ class Engine(Adapter):
     package = "lmdeploy"
     modules = {"pytorch/engine/engine.py": ENGINE, "pytorch/engine/engine_loop.py": LOOP,
                "pytorch/engine/engine_instance.py": INSTANCE, "pytorch/engine/mp_engine/base.py": PROXY,
+               "pytorch/engine/request.py": REQUESTS,
                "serve/core/async_engine.py": FRONT}
 
 
@@ -184,20 +203,21 @@ class Requests(Engine):
             asyncio.run(ask(3, "stop", 0))
             """), ["0", "1", "2"])
 
-    def test_one_that_is_given_up_before_its_turn(self):
-        """Its client goes while it waits for a free handle: the engine never hears of it, and no record comes."""
-        self.assertEqual(self.program("""
+    def give_up(self, handle, *calls):
+        return self.program(f"""
             import asyncio
             import moor
             from types import SimpleNamespace as Namespace
             from lmdeploy.serve.core.async_engine import AsyncEngine
-            from lmdeploy.pytorch.engine.mp_engine.base import MPEngineInstance
+            from {handle} as Handle
 
             front, gate = AsyncEngine(), moor.attach("default", 10.0).gate
 
             async def give_up(session, sent):
                 request = Namespace(session=Namespace(session_id=session), free=asyncio.Event(), end=asyncio.Event(),
-                                    handle=MPEngineInstance())
+                                    handle=Handle())
+                if sent == "blocked":
+                    request.handle.sender.blocked = True
                 if sent:
                     request.free.set()
 
@@ -209,11 +229,17 @@ class Requests(Engine):
                 task.cancel()
                 await asyncio.wait([task])
                 print(gate.status()["in_flight"])
+            """ + "".join(f"\n            asyncio.run(give_up{call})" for call in calls))
 
-            asyncio.run(give_up(1, True))
-            asyncio.run(give_up(2, False))
-            asyncio.run(give_up(3, True))
-            """), ["1", "1", "2"])
+    def test_one_that_is_given_up_before_its_turn(self):
+        """Its client goes while it waits for a free handle: the engine never hears of it, and no record comes."""
+        self.assertEqual(self.give_up("lmdeploy.pytorch.engine.mp_engine.base import MPEngineInstance",
+                                      (1, True), (2, False), (3, True)), ["1", "1", "2"])
+
+    def test_one_that_is_given_up_without_the_proxy(self):
+        """The engine is in this process. What it answers at once (it sleeps), it has refused."""
+        self.assertEqual(self.give_up("lmdeploy.pytorch.engine.request import EngineInstance",
+                                      (1, True), (2, False), (3, "blocked"), (4, True)), ["1", "1", "1", "2"])
 
 
 AGENT = """

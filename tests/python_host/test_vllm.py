@@ -90,13 +90,10 @@ RUNNER = """
         def execute_model(self, scheduler_output):
             pass
     """
-STATES = """
-    from types import SimpleNamespace as Namespace
-
-    class RequestState:
-        @classmethod
-        def from_new_request(cls, request):
-            return Namespace(external_req_id=request)
+CORE_CLIENT = """
+    class AsyncMPClient:
+        def _send_input(self, request_type, request, engine=None):
+            pass
     """
 START = STARTED + """
     import asyncio
@@ -319,38 +316,89 @@ class Requests(Adapter):
 
 
 class GivingUp(Adapter):
+    """`sent` of the samples of a request reach the core before its client goes."""
     package = "vllm"
-    modules = {"v1/engine/output_processor.py": STATES,
+    modules = {"v1/engine/core_client.py": CORE_CLIENT,
                "v1/engine/async_llm.py": FRONT.replace("            yield 1", """
-            from vllm.v1.engine.output_processor import RequestState
-            await prompt.tokens.wait()
-            RequestState.from_new_request(request_id)
+            from types import SimpleNamespace as Namespace
+            from vllm.v1.engine.core_client import AsyncMPClient
+            for _ in range(prompt.sent):
+                AsyncMPClient()._send_input("ADD", Namespace(external_req_id=request_id))
+                await prompt.wait(0)
+            AsyncMPClient()._send_input("ABORT", [request_id])
+            await prompt.wait()
             yield 1""")}
     start = START
 
-    def give_up(self, *calls):
+    def give_up(self, *calls, end=""):
         return self.program("""
-            async def give_up(id, sent):
+            from vllm.v1.core.sched.scheduler import Scheduler
+            from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+            scheduler, runner = Scheduler(vllm_config=config), GPUModelRunner(config)
+            runner.load_model()
+            group = Namespace(kv_cache_spec=Namespace(block_size=4))
+            runner.initialize_kv_cache(Namespace(num_blocks=8, kv_cache_groups=[group]))
+
+            async def give_up(id, sent, n=1):
                 async def ask():
-                    async for _ in llm.generate(prompt, Namespace(n=1), id):
+                    async for _ in llm.generate(prompt, Namespace(n=n), id):
                         pass
-                prompt = Namespace(tokens=asyncio.Event(), wait=asyncio.Event().wait)
-                if sent:
-                    prompt.tokens.set()
+                prompt = Namespace(sent=sent, wait=lambda seconds=60: asyncio.sleep(seconds))
                 task = asyncio.create_task(ask())
                 await asyncio.sleep(0.01)
                 task.cancel()
                 await asyncio.wait([task])
                 print(gate.status()["in_flight"])
-            """ + "".join(f"\n            asyncio.run(give_up{call})" for call in calls), "{}")
+            """ + "".join(f"\n            asyncio.run(give_up{call})" for call in calls) + end, "{}")
+
+    def setUp(self):
+        super().setUp()
+        self.write("v1/core/sched/scheduler.py", SCHEDULER)
+        self.write("v1/worker/gpu_model_runner.py", RUNNER)
 
     def test_before_the_core_has_it(self):
         """A client that goes while its prompt is read: the core never hears of it, and no record comes."""
-        self.assertEqual(self.give_up(("a", True), ("b", False), ("c", True)), ["1", "1", "2"])
+        self.assertEqual(self.give_up(("a", 1), ("b", 0), ("c", 1)), ["1", "1", "2"])
+
+    def test_between_its_samples(self):
+        """SEMANTICS 4.2: those that the core has are aborted, each with a record; the others never were."""
+        self.assertEqual(self.give_up(("a", 2, 3), end="""
+            for sample in range(2):
+                print(gate.status()["in_flight"])
+                scheduler._free_request(Namespace(
+                    request_id=f"{sample}_a-0123abcd", status=Namespace(name="FINISHED_ABORTED"),
+                    num_output_tokens=0, num_tokens=5, num_computed_tokens=0))
+                runner.execute_model(scheduler.schedule())
+            end = time.monotonic() + 20
+            while gate.status()["in_flight"] and time.monotonic() < end:
+                time.sleep(0.01)
+            print(gate.status()["in_flight"])
+            """), ["1", "1", "1", "0"])
+
+    def test_two_of_one_id(self):
+        """What the core got of one is not what it got of the other."""
+        self.assertEqual(self.give_up(("a", 2, 2), end="""
+            async def both():
+                async def ask(prompt):
+                    async for _ in llm.generate(prompt, Namespace(n=2), "b"):
+                        pass
+                prompts = [Namespace(sent=sent, wait=lambda seconds=60: asyncio.sleep(seconds)) for sent in (2, 0)]
+                tasks = []
+                for prompt in prompts:
+                    tasks.append(asyncio.create_task(ask(prompt)))
+                    await asyncio.sleep(0.01)
+                for task in reversed(tasks):
+                    task.cancel()
+                    await asyncio.wait([task])
+                print(gate.status()["in_flight"])
+            asyncio.run(both())
+            """), ["1", "2"])
 
     def test_where_nobody_says_when_the_core_has_it(self):
+        self.write("v1/engine/core_client.py", CORE_CLIENT.replace("_send_input", "_send"))
         self.write("v1/engine/async_llm.py", FRONT)
-        self.assertEqual(self.give_up(("a", True), ("b", True)), ["1", "2"])
+        self.assertEqual(self.give_up(("a", 1), ("b", 1)), ["1", "2"])
 
 
 class Children(Front):

@@ -371,6 +371,29 @@ static void S4_2_a_failed_request_waits_for_no_record(void **state)
     assert_int_equal(status_now().in_flight, 0);
 }
 
+/* Three samples of which the core got two, as their client went: whatever comes first, two records settle it. */
+static void S4_2_records_that_will_not_come_are_not_waited_for(void **state)
+{
+    (void)state;
+    moor_ticket ticket = {0}, copy;
+    assert_ok(enter("cancelled", 3, 0, &ticket));
+    stored("cancelled", 5);
+    assert_ok(moor_gate_fewer(process, &ticket, 1));
+    copy = ticket;
+    assert_ok(moor_gate_leave(process, &ticket, MOOR_OUTCOME_ABORTED, NULL));
+    assert_int_equal(status_now().in_flight, 1);
+    assert_int_equal(stored("cancelled", 5), 1);
+    assert_int_equal(status_now().in_flight, 0);
+    assert_int_equal(moor_gate_fewer(process, &ticket, 1), MOOR_E_INVALID);
+    assert_int_equal(moor_gate_fewer(process, &copy, 1), MOOR_E_STALE);
+    assert_ok(enter("cancelled", 2, 0, &ticket));
+    assert_int_equal(moor_gate_fewer(process, &copy, 1), MOOR_E_STALE); /* the same cell */
+    assert_ok(moor_gate_fewer(process, &ticket, 100));
+    assert_int_equal(status_now().in_flight, 1); /* its backend runs */
+    assert_ok(moor_gate_leave(process, &ticket, MOOR_OUTCOME_ABORTED, NULL));
+    assert_int_equal(status_now().in_flight, 0);
+}
+
 /* More requests than cells of a window: refused and counted, nothing waits, nothing is lost. */
 static void a_full_window_is_refused_and_counted(void **state)
 {
@@ -421,6 +444,7 @@ int main(void)
         ENFORCED(S4_2_every_record_of_a_request_counts),
         ENFORCED(S4_2_a_record_is_found_by_its_alias),
         ENFORCED(S4_2_a_failed_request_waits_for_no_record),
+        ENFORCED(S4_2_records_that_will_not_come_are_not_waited_for),
         ENFORCED(a_full_window_is_refused_and_counted),
         ENFORCED(a_forked_child_is_told),
     };

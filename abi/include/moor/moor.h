@@ -591,6 +591,10 @@ typedef struct moor_api {
      * next store_open undoes it. recording_on: 1 when requests of this server have records. Thread-safe; recording_on is lock-free. */
     moor_status (*recording_off)(moor_process *process, const char *why);
     int (*recording_on)(const moor_process *process);
+
+    /* n of the records that gate_enter was told of will not come: the backend was never given what they would be of. The ticket
+     * stays the caller's, and waits for the others. MOOR_E_STALE as gate_leave. */
+    moor_status (*gate_fewer)(moor_process *process, const moor_ticket *ticket, uint32_t n);
 } moor_api;
 
 /* Returns the table of version `want`, or NULL when this library does not have it. *have (may be NULL): the newest it has.
