@@ -12,6 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../abi/state.h"
+
 static moor_status add(moor_dirs *dirs, const char *source, const char *path, const char *suffix)
 {
     size_t length = strlen(path);
@@ -85,7 +87,15 @@ moor_status moor_dirs_open(const char *path, int create, int *fd)
     return MOOR_OK;
 }
 
-moor_status moor_dirs_choose(const char *given, char path[PATH_MAX], int *fd)
+/* Looked at before the directory is made: one that is refused shall not stay behind. */
+static moor_status has_room(const char *path, const char *instance)
+{
+    char whole[PATH_MAX + MOOR_NAME_MAX + 2], socket_path[MOOR_SOCKET_PATH_MAX + 1];
+    snprintf(whole, sizeof(whole), "%s/%s", path, instance);
+    return moor_dirs_socket_path(whole, MOOR_MAX_STORES - 1, socket_path);
+}
+
+moor_status moor_dirs_choose(const char *given, const char *instance, char path[PATH_MAX], int *fd)
 {
     moor_dirs dirs;
     char reasons[MOOR_ERROR_TEXT - 64] = "";
@@ -93,7 +103,9 @@ moor_status moor_dirs_choose(const char *given, char path[PATH_MAX], int *fd)
     if (status)
         return status;
     for (int i = 0; i < (dirs.named ? 1 : dirs.n); i++) {
-        status = moor_dirs_open(dirs.path[i], 1, fd);
+        status = instance ? has_room(dirs.path[i], instance) : MOOR_OK;
+        if (!status)
+            status = moor_dirs_open(dirs.path[i], 1, fd);
         if (!status) {
             memcpy(path, dirs.path[i], PATH_MAX);
             return MOOR_OK;
@@ -103,7 +115,7 @@ moor_status moor_dirs_choose(const char *given, char path[PATH_MAX], int *fd)
         size_t used = strlen(reasons);
         snprintf(reasons + used, sizeof(reasons) - used, "%s%s", used ? "; " : "", moor_last_error());
     }
-    return moor_fail(status, "no usable directory: %s", reasons);
+    return moor_fail(MOOR_E_IO, "no usable directory: %s", reasons);
 }
 
 moor_status moor_dirs_lock(int fd, const char *path, int wait_s)

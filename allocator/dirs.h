@@ -37,8 +37,9 @@ moor_status moor_dirs_candidates(const char *given, moor_dirs *out);
  * MOOR_E_NOT_FOUND (absent), MOOR_E_ACCESS (names owner and mode), MOOR_E_IO. */
 moor_status moor_dirs_open(const char *path, int create, int *fd);
 
-/* The base directory to create things in, made when absent. The error lists why each candidate is not usable. */
-moor_status moor_dirs_choose(const char *given, char path[PATH_MAX], int *fd);
+/* The base directory to create things in, made when absent. instance: one that will have its sockets there (NULL: none), for which a path
+ * may be too long. When nobody named one, MOOR_E_IO lists why no candidate is usable. */
+moor_status moor_dirs_choose(const char *given, const char *instance, char path[PATH_MAX], int *fd);
 
 /* Takes the exclusive flock of an open directory; flock(fd, LOCK_UN) ends it, closing does not where a forked child has the descriptor
  * too. `path` is for messages. MOOR_E_TIMEOUT after wait_s seconds, MOOR_E_IO. */

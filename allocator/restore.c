@@ -90,10 +90,16 @@ static moor_status read_store(moor_restore_plan *plan)
     plan->n_slots = moor_snapreader_u32(reader, "the number of slots");
     plan->n_records = moor_snapreader_u32(reader, "the number of records");
     plan->n_blocks = moor_snapreader_u32(reader, "the number of blocks");
-    (void)moor_snapreader_u32(reader, "a reserved number");
+    uint32_t stores = moor_snapreader_u32(reader, "the number of stores");
     const uint8_t *at = moor_snapreader_take(reader, (uint64_t)plan->n_slots * 4, "the slots' generations");
     if (!at || moor_snapreader_end(reader))
         return reader->status;
+    if (plan->records->config.stores && stores > plan->records->config.stores)
+        return moor_fail(
+            MOOR_E_INVALID,
+            "snapshot %s is one of %u, of so many stores (data-parallel replicas and pipeline stages); this "
+            "instance has %u, and would leave the records of the others out",
+            plan->source.path, stores, plan->records->config.stores);
     if (plan->n_slots > MOOR_SLOTS_CHUNK * MOOR_SLOTS_CHUNKS || plan->n_records > plan->n_slots)
         return moor_snapreader_wrong(reader, reader->at - 16, "%u records in %u slots, a store has up to %d",
                                      plan->n_records, plan->n_slots, MOOR_SLOTS_CHUNK * MOOR_SLOTS_CHUNKS);

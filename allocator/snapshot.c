@@ -171,7 +171,7 @@ static moor_status collect(moor_records *records, const moor_save *save, collect
     moor_snapbytes_u32(&all->store, records->slots.count);
     moor_snapbytes_u32(&all->store, all->n_records);
     moor_snapbytes_u32(&all->store, 0); /* blocks: set once they are counted */
-    moor_snapbytes_u32(&all->store, 0);
+    moor_snapbytes_u32(&all->store, records->config.stores);
     moor_snapbytes_put(&all->store, generations.data, generations.used);
     if (!status)
         moor_snapsessions_put(&all->sessions, records);

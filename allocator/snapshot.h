@@ -15,7 +15,8 @@
  * Each store of an instance has a file of its own in the directory, store-<n>.moor; snapfile.h describes its frame. Sections, numbers
  * little-endian:
  *   model    u32 layers, top_k, experts, model_layers, bytes of an id, bytes of a row; i32 × layers: numbers of the layers
- *   store    u64 records ever made, u64 weight epoch, u32 slots, u32 records, u32 blocks, u32 0; u32 × slots: generations
+ *   store    u64 records ever made, u64 weight epoch, u32 slots, u32 records, u32 blocks, u32 stores of the
+ *            instance (0: not told); u32 × slots: generations
  *   labels   u32 n; n × (u64 epoch, u32 bytes, label)
  *   blocks   × blocks: u32 rows, u32 runs, u64 XXH3-64 of the rows; runs × (u32 first row, u64 weight epoch)
  *   records  × records, longest untouched first: u64 handle, u32 owner (not in format 1), u32 flags, u32 seal flags, u64 dropped
@@ -65,7 +66,7 @@ typedef struct moor_restored {
 } moor_restored;
 
 /* Into a store that never had a record, all or nothing. MOOR_E_NOT_FOUND; MOOR_E_STATE: the store is not new; MOOR_E_INVALID: another
- * model (both are named); MOOR_E_FULL: the arena is too small; MOOR_E_VERSION, MOOR_E_CORRUPT: the place is named. *restored may be NULL. */
+ * model, or of more stores than the instance has (both are named); MOOR_E_FULL: the arena is too small; MOOR_E_VERSION, MOOR_E_CORRUPT: the place is named. *restored may be NULL. */
 moor_status moor_records_restore(moor_records *records, const moor_restore *restore, moor_restored *restored);
 
 #endif

@@ -43,10 +43,11 @@ typedef struct moor_records_config {
     uint32_t max_step_tokens, max_requests;
     uint32_t kv_blocks, kv_block_size; /* 0, 0: no KV-slot index */
     uint32_t validate_at_seal, store_index;
-    double keep_s;                                              /* ≤ 0: no limit in time */
-    uint64_t keep_bytes;                                        /* 0: no limit in bytes */
-    moor_state_seal_ring *seals;                                /* may be NULL */
-    _Atomic uint64_t *counters;                                 /* [MOOR_COUNTERS_MAX], may be NULL: none counted */
+    uint32_t stores;             /* of the instance, which a snapshot must fit; 0: not told */
+    double keep_s;               /* ≤ 0: no limit in time */
+    uint64_t keep_bytes;         /* 0: no limit in bytes */
+    moor_state_seal_ring *seals; /* may be NULL */
+    _Atomic uint64_t *counters;  /* [MOOR_COUNTERS_MAX], may be NULL: none counted */
     void (*sealed)(void *user, const moor_sealed_event *event); /* may be NULL */
     void *user;
 } moor_records_config;

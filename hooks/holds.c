@@ -184,7 +184,7 @@ moor_status moor_hold_take(const char *dir, const char *device, const char *labe
     if (fork_error)
         return moor_fail_errno(MOOR_E_NOMEM, fork_error, "hold: pthread_atfork");
     moor_status status = moor_hold_device_name(device, name);
-    if (status || (status = moor_dirs_choose(dir, base, &top)))
+    if (status || (status = moor_dirs_choose(dir, NULL, base, &top)))
         return status;
     close(top);
     if (strlen(base) > PATH_MAX - 192)

@@ -46,6 +46,13 @@ static moor_status check_args(const moor_store_args *args)
     return MOOR_OK;
 }
 
+/* Stores that the instance will have: one for each stage of each replica; a host that tells of one replica may number its own. */
+static uint32_t stores_of(const moor_store_args *args)
+{
+    uint64_t told = (uint64_t)args->dp_size * stages_of(args);
+    return told > args->store_index ? (uint32_t)(told < UINT32_MAX ? told : UINT32_MAX) : args->store_index + 1;
+}
+
 moor_status moor_recorder_create(moor_process *process, const moor_store_args *args, moor_store **out)
 {
     moor_status status = moor_process_check(process, "store_open");
@@ -78,6 +85,7 @@ moor_status moor_recorder_create(moor_process *process, const moor_store_args *a
                                   .kv_block_size = values->kv_index ? args->kv_block_size : 0,
                                   .validate_at_seal = values->validate_at_seal != 0,
                                   .store_index = args->store_index,
+                                  .stores = stores_of(args),
                                   .keep_s = values->keep_s,
                                   .keep_bytes = values->keep_bytes,
                                   .seals = &process->state->seals[args->store_index],

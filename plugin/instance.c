@@ -86,24 +86,23 @@ static int same_directory(int fd, const char *path)
     return fstat(fd, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
+/* *given: somebody asked for this name, which is checked. */
+static moor_status wanted_name(const char *configured, const char **name, int *given)
+{
+    const char *env_name = getenv("MOOR_INSTANCE");
+    *name = configured ? configured : env_name && env_name[0] ? env_name : "default";
+    *given = configured || (env_name && env_name[0]);
+    if (moor_dirs_name_ok(*name))
+        return MOOR_OK;
+    return moor_fail(MOOR_E_INVALID,
+                     "\"%.100s\" ($MOOR_INSTANCE) is no instance name: 1 to %d letters, digits, '.', '_', '-'", *name,
+                     MOOR_NAME_MAX);
+}
+
 /* Under the base's lock. *join: the instance lives and is our server's; else `name` is free. */
-static moor_status choose_name(moor_instance *in, const char *configured, int *join)
+static moor_status choose_name(moor_instance *in, const char *name, int given, int *join)
 {
     const char *env_name = getenv("MOOR_INSTANCE"), *env_dir = getenv("MOOR_DIR");
-    int given = 1;
-    const char *name = configured;
-    if (env_name && !env_name[0])
-        env_name = NULL;
-    if (!name)
-        name = env_name;
-    if (!name) {
-        name = "default";
-        given = 0;
-    }
-    if (!moor_dirs_name_ok(name))
-        return moor_fail(MOOR_E_INVALID,
-                         "\"%.100s\" ($MOOR_INSTANCE) is no instance name: 1 to %d letters, digits, '.', '_', '-'",
-                         name, MOOR_NAME_MAX);
     snprintf(in->name, sizeof(in->name), "%s", name);
     *join = 0;
     if (!alive_or_removed(in->base_fd, in->name))
@@ -172,16 +171,18 @@ static void tell_about_disk(moor_instance *in)
 moor_status moor_instance_enter(const char *name, const char *dir, moor_instance *out)
 {
     moor_instance *in = out;
-    int join = 0;
+    int join = 0, given;
     memset(in, 0, sizeof(*in));
-    moor_status status = moor_dirs_choose(dir, in->base, &in->base_fd);
+    moor_status status = wanted_name(name, &name, &given);
+    if (!status)
+        status = moor_dirs_choose(dir, name, in->base, &in->base_fd);
     if (status)
         return status;
     status = moor_dirs_lock(in->base_fd, in->base, LOCK_WAIT_S);
     if (!status) {
         sweep(in->base_fd);
         moor_holds_sweep(in->base);
-        status = choose_name(in, name, &join);
+        status = choose_name(in, name, given, &join);
         if (!status)
             status = make_or_join(in, join);
         flock(in->base_fd, LOCK_UN);

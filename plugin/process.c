@@ -167,9 +167,11 @@ static moor_status take_args(const moor_process_args *given, moor_process_args *
     if (!given || given->size < 2 * sizeof(uint32_t))
         return moor_fail(MOOR_E_INVALID, "process_join: args is NULL or its size is not set");
     memcpy(args, given, given->size < sizeof(*args) ? given->size : sizeof(*args));
-    if (args->world_size == 0 || args->world_size > MOOR_MAX_RANKS || args->rank >= args->world_size)
-        return moor_fail(MOOR_E_INVALID, "process_join: rank %u of world_size %u (at most %d)", args->rank,
-                         args->world_size, MOOR_MAX_RANKS);
+    if (args->rank >= args->world_size)
+        return moor_fail(MOOR_E_INVALID, "process_join: rank %u of world_size %u", args->rank, args->world_size);
+    if (args->world_size > MOOR_MAX_RANKS)
+        return moor_fail(MOOR_E_FULL, "process_join: world_size is %u, a barrier has %d ranks", args->world_size,
+                         MOOR_MAX_RANKS);
     return MOOR_OK;
 }
 

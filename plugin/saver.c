@@ -69,7 +69,7 @@ int moor_saver_stop(moor_saver *saver, const struct timespec *deadline)
     if (!saver->busy)
         return 1;
     atomic_store(&saver->cancel, 1);
-    if (pthread_timedjoin_np(saver->thread, NULL, deadline))
+    if (pthread_clockjoin_np(saver->thread, NULL, CLOCK_MONOTONIC, deadline))
         return 0;
     saver->busy = 0;
     return 1;

@@ -41,7 +41,7 @@ moor_status moor_saver_start(moor_saver *saver, moor_store *store, uint64_t clie
                              const char *dir, size_t n, uint64_t deadline_ns);
 /* Empties the wake descriptor. 1: a snapshot ended, *out says how. */
 int moor_saver_take(moor_saver *saver, moor_saved *out);
-/* Gives up what is being written, until the deadline (CLOCK_REALTIME). 1: no thread is left. */
+/* Gives up what is being written, until the deadline (CLOCK_MONOTONIC). 1: no thread is left. */
 int moor_saver_stop(moor_saver *saver, const struct timespec *deadline);
 
 #endif

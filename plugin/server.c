@@ -405,9 +405,9 @@ static int server_stop(moor_store *store)
     atomic_store(&server->stop, 1);
     ssize_t wrote = write(server->wake_fd, &one, sizeof(one)); /* a full eventfd wakes as well */
     (void)wrote;
-    clock_gettime(CLOCK_REALTIME, &deadline);
+    clock_gettime(CLOCK_MONOTONIC, &deadline);
     deadline.tv_sec += STOP_MS / 1000;
-    int err = pthread_timedjoin_np(server->thread, NULL, &deadline);
+    int err = pthread_clockjoin_np(server->thread, NULL, CLOCK_MONOTONIC, &deadline);
     if (err || !moor_saver_stop(&server->saver, &deadline)) {
         moor_log(MOOR_LOG_ERROR, "store %u: its thread did not end within %d s; its memory is left to it",
                  store->store_index, STOP_MS / 1000);

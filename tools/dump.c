@@ -10,24 +10,25 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char help[] =
-    "usage: moor dump [--json | --npy FILE] [--allow-missing] [-t SECONDS] [-i INSTANCE] [--dir DIR] REQUEST_ID\n"
-    "\n"
-    "The experts that were recorded for a request on this host. REQUEST_ID: as the HTTP client sees it, the front "
-    "end's or the\n"
-    "engine core's; one that means several records (n > 1) lists their ids.\n"
-    "\n"
-    "      --json            one JSON object: what is known of the record, and \"ids\" as [rows][layers][top_k], null "
-    "for a\n"
-    "                        missing row\n"
-    "      --npy FILE        [rows, layers, top_k] as a NumPy file, \"-\" is stdout\n"
-    "      --allow-missing   of an incomplete record, too: with --npy its missing rows are 0\n"
-    "  -t, --timeout SECONDS how long to wait for the server and the end of the request (default 5)\n"
-    "  -i, --instance NAME   the server; else $MOOR_INSTANCE, else \"default\"\n"
-    "      --dir DIR         the folder of instances; else the configured candidates are searched\n"
-    "exit codes: 0; 1 failed; 2 wrong usage; 3 no such request or instance; 4 the id means several; 5 not sealed in "
-    "time;\n"
-    "6 rows are missing.\n";
+static const char help[] = "usage: moor dump [--json | --npy FILE] [--allow-missing] [-t SECONDS]\n"
+                           "                 [-i INSTANCE] [--dir DIR] REQUEST_ID\n"
+                           "\n"
+                           "The experts that were recorded for a request on this host. REQUEST_ID: as the\n"
+                           "HTTP client sees it, the front end's or the engine core's; one that means\n"
+                           "several records (n > 1) lists their ids.\n"
+                           "\n"
+                           "      --json            one JSON object: what is known of the record, and \"ids\"\n"
+                           "                        as [rows][layers][top_k], null for a missing row\n"
+                           "      --npy FILE        [rows, layers, top_k] as a NumPy file, \"-\" is stdout\n"
+                           "      --allow-missing   of an incomplete record, too: with --npy what is missing\n"
+                           "                        is 0\n"
+                           "  -t, --timeout SECONDS how long to wait for the server and the end of the\n"
+                           "                        request (default 5)\n"
+                           "  -i, --instance NAME   the server; else $MOOR_INSTANCE, else \"default\"\n"
+                           "      --dir DIR         the folder of instances; else the configured candidates\n"
+                           "                        are searched\n"
+                           "exit codes: 0; 1 failed; 2 wrong usage; 3 no such request or instance; 4 the id\n"
+                           "means several; 5 not sealed in time; 6 rows are missing.\n";
 
 typedef struct dump_args {
     const char *id, *instance, *dir, *npy;

@@ -13,20 +13,20 @@
 
 const moor_api *api;
 
-static const char help[] =
-    "usage: moor COMMAND [OPTION…]\n"
-    "\n"
-    "  moor run [-c CONFIG] -- PROGRAM [ARG…]   start a program with Moor in it and in all its children\n"
-    "  moor status [INSTANCE]                   what the server INSTANCE is doing\n"
-    "  moor dump REQUEST_ID                     the recorded experts of one request\n"
-    "  moor check [ENGINE]                      are Moor's join points there in the installed engine?\n"
-    "  moor path                                where library and package are\n"
-    "  moor COMMAND --help                      more about one of them;  moor --version\n"
-    "\n"
-    "exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 no such request or instance; 4 the id means "
-    "several;\n"
-    "5 timed out; 6 rows are missing; 126, 127 the program of `moor run` or the Python of `moor check` cannot be "
-    "run.\n";
+static const char help[] = "usage: moor COMMAND [OPTION…]\n"
+                           "\n"
+                           "  moor run [-c CONFIG] -- PROGRAM [ARG…]  start a program with Moor in it and in\n"
+                           "                                          all its children\n"
+                           "  moor status [INSTANCE]                  what the server INSTANCE is doing\n"
+                           "  moor dump REQUEST_ID                    the recorded experts of one request\n"
+                           "  moor check [ENGINE]                     are Moor's join points in the engine?\n"
+                           "  moor path                               where library and package are\n"
+                           "  moor COMMAND --help                     more about one of them\n"
+                           "  moor --version\n"
+                           "\n"
+                           "exit codes: 0 done; 1 failed; 2 wrong usage or configuration; 3 no such request\n"
+                           "or instance; 4 the id means several; 5 timed out; 6 rows are missing; 126, 127\n"
+                           "the program of `moor run` or the Python of `moor check` cannot be run.\n";
 
 int fail(int code, const char *format, ...)
 {
@@ -91,10 +91,10 @@ int package_dir(char *buf, size_t size)
 
 /* ---- moor path --------------------------------------------------------------------------------------------------------- */
 
-static const char path_help[] =
-    "usage: moor path [--library | --package]\n\n"
-    "The paths of libmoor.so.1 and of the Python package moor beside it; with an option, one of them alone.\n"
-    "PYTHONPATH is the package's parent.\n";
+static const char path_help[] = "usage: moor path [--library | --package]\n"
+                                "\n"
+                                "The paths of libmoor.so.1 and of the Python package moor beside it; with an\n"
+                                "option, one of them alone. PYTHONPATH is the package's parent.\n";
 
 static int cmd_path(int argc, char **argv)
 {
@@ -125,12 +125,13 @@ static int cmd_path(int argc, char **argv)
 
 /* ---- moor check -------------------------------------------------------------------------------------------------------- */
 
-static const char check_help[] =
-    "usage: moor check [--python PYTHON] [ENGINE]\n\n"
-    "Imports ENGINE (default: vllm) and says of each join point: installed, fired or missing. Nothing is started.\n"
-    "The Python: --python, $MOOR_PYTHON, that of $VIRTUAL_ENV, or python3 on $PATH; it is the one that has the "
-    "engine.\n"
-    "exit codes: 0 all required join points are there; 1 some are not; 2 cannot be checked; 126, 127 no such Python.\n";
+static const char check_help[] = "usage: moor check [--python PYTHON] [ENGINE]\n"
+                                 "\n"
+                                 "Imports ENGINE (default: vllm) and says of each join point: installed, fired or\n"
+                                 "missing. Nothing is started. The Python is the one that has the engine:\n"
+                                 "--python, $MOOR_PYTHON, that of $VIRTUAL_ENV, or python3 on $PATH.\n"
+                                 "exit codes: 0 all required join points are there; 1 some are not; 2 cannot be\n"
+                                 "checked; 126, 127 no such Python.\n";
 
 /* The package beside this library, whatever else that Python can import under the name moor. */
 static const char check_program[] =

@@ -10,17 +10,16 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char help[] =
-    "usage: moor run [-c CONFIG] [--] PROGRAM [ARG…]\n"
-    "\n"
-    "Adds libmoor.so.1 to LD_PRELOAD, behind what is there, and executes PROGRAM. Programs that are no Python with an\n"
-    "engine in it notice nothing.\n"
-    "\n"
-    "  -c, --config CONFIG   sets MOOR_CONFIG: JSON text, or the path of a file with it. It is checked here first. "
-    "What\n"
-    "                        the engine's own configuration says wins.\n"
-    "exit codes: those of PROGRAM; 1 failed; 2 wrong usage or configuration; 126, 127 PROGRAM cannot be run or "
-    "found.\n";
+static const char help[] = "usage: moor run [-c CONFIG] [--] PROGRAM [ARG…]\n"
+                           "\n"
+                           "Adds libmoor.so.1 to LD_PRELOAD, behind what is there, and executes PROGRAM.\n"
+                           "Programs that are no Python with an engine in it notice nothing.\n"
+                           "\n"
+                           "  -c, --config CONFIG   sets MOOR_CONFIG: JSON text, or the path of a file with\n"
+                           "                        it. It is checked here first. What the engine's own\n"
+                           "                        configuration says wins.\n"
+                           "exit codes: those of PROGRAM; 1 failed; 2 wrong usage or configuration; 126, 127\n"
+                           "PROGRAM cannot be run or found.\n";
 
 /* The dynamic linker splits LD_PRELOAD at both and knows no quoting. */
 static const char splits[] = " :";

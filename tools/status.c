@@ -7,17 +7,18 @@
 #include <time.h>
 #include <unistd.h>
 
-static const char help[] =
-    "usage: moor status [--json | --prometheus] [--watch[=SECONDS]] [--dir DIR] [INSTANCE]\n"
-    "\n"
-    "Requests, records, gate, barrier, leases of a server on this host. INSTANCE: its name; else $MOOR_INSTANCE, else "
-    "\"default\".\n"
-    "\n"
-    "      --json            one JSON object\n"
-    "      --prometheus      metrics in Prometheus' text format\n"
-    "  -w, --watch[=SECONDS] again every SECONDS (default 2), until interrupted\n"
-    "      --dir DIR         the folder of instances; else the configured candidates are searched\n"
-    "exit codes: 0; 1 failed; 2 wrong usage; 3 no such instance; 4 several, name one.\n";
+static const char help[] = "usage: moor status [--json | --prometheus] [--watch[=SECONDS]] [--dir DIR]\n"
+                           "                   [INSTANCE]\n"
+                           "\n"
+                           "Requests, records, gate, barrier, leases of a server on this host. INSTANCE: its\n"
+                           "name; else $MOOR_INSTANCE, else \"default\".\n"
+                           "\n"
+                           "      --json            one JSON object\n"
+                           "      --prometheus      metrics in Prometheus' text format\n"
+                           "  -w, --watch[=SECONDS] again every SECONDS (default 2), until interrupted\n"
+                           "      --dir DIR         the folder of instances; else the configured candidates\n"
+                           "                        are searched\n"
+                           "exit codes: 0; 1 failed; 2 wrong usage; 3 no such instance; 4 several, name one.\n";
 
 static int show(const char *instance, const char *dir, const char *format, int clear)
 {

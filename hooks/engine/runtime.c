@@ -137,16 +137,29 @@ static int parse_config(moor_runtime *rt, PyObject *section, moor_config **out)
     return 0;
 }
 
+/* -1 with the error: on_error is strict, or a person must mend what was asked for (a configuration, a name that is taken, a directory).
+ * Else the machine is to blame, and the engine goes on as if Moor were not there: 0. */
+static int join_failed(moor_runtime *rt, const moor_config *config, moor_status status, const char *why)
+{
+    moor_config_values values = MOOR_CONFIG_VALUES_INIT;
+    rt->api->config_values(config, &values);
+    if (values.on_error == MOOR_ON_ERROR_STRICT || status == MOOR_E_INVALID || status == MOOR_E_CONFIG ||
+        status == MOOR_E_EXISTS || status == MOOR_E_ACCESS || status == MOOR_E_NOT_FOUND) {
+        PyErr_Format(PyExc_RuntimeError, "moor: joining the instance: %s (%s)", why, rt->api->status_name(status));
+        return -1;
+    }
+    moor_runtime_log(0, "off in process %d, which records, gates and delivers nothing: joining the instance: %s (%s)",
+                     (int)getpid(), why, rt->api->status_name(status));
+    rt->off = 1;
+    return 0;
+}
+
 int moor_runtime_join(const char *engine, uint32_t roles, uint32_t rank, uint32_t world, uint32_t dp_rank,
                       PyObject *section)
 {
     moor_runtime *rt = moor_runtime_get();
     if (!rt->api) {
         moor_runtime_raise(MOOR_E_VERSION, "join");
-        return -1;
-    }
-    if (!runtime_watches_forks) {
-        PyErr_SetString(PyExc_MemoryError, "moor: pthread_atfork failed: a forked child would use its parent's store");
         return -1;
     }
     int present = section && section != Py_None;
@@ -164,11 +177,14 @@ int moor_runtime_join(const char *engine, uint32_t roles, uint32_t rank, uint32_
     args.world_size = world;
     args.dp_rank = dp_rank;
     moor_process *process = NULL;
-    moor_status status = rt->api->process_join(config, &args, &process);
+    moor_status status = runtime_watches_forks ? rt->api->process_join(config, &args, &process) : MOOR_E_NOMEM;
     if (status) {
-        moor_runtime_raise(status, "joining the instance");
+        int result =
+            join_failed(rt, config, status,
+                        runtime_watches_forks ? rt->api->last_error()
+                                              : "pthread_atfork failed: a forked child would use its parent's store");
         rt->api->config_free(config);
-        return -1;
+        return result;
     }
     rt->process = process;
     rt->config = (moor_config_values)MOOR_CONFIG_VALUES_INIT;

@@ -29,7 +29,8 @@ moor_runtime *moor_runtime_get(void);
 
 /* A role join point was reached. `section` is the "moor" object of the engine's own configuration (dict, JSON str, or
  * NULL/None when the engine has none: then $MOOR_CONFIG decides whether Moor is on). Returns 1 on, 0 off, -1 with a Python
- * error that must reach the user (configuration, instance): answer MOOR_JP_RAISE. Idempotent; unites roles. */
+ * error that must reach the user (configuration, a name that is taken): answer MOOR_JP_RAISE; what else hinders the join turns Moor off in
+ * this process with one line, unless on_error is strict. Idempotent; unites roles. */
 int moor_runtime_join(const char *engine, uint32_t roles, uint32_t rank, uint32_t world, uint32_t dp_rank,
                       PyObject *section);
 

@@ -160,9 +160,49 @@ static void refused_directories_name_owner_and_mode(void **state)
     actor_start(&a, "MOOR_DIR=relative", NULL);
     actor_say(&a, "MOOR_E_INVALID $MOOR_DIR: \"relative\" is not an absolute path", "join {}");
     actor_exit(&a);
-    snprintf(env, sizeof(env), "MOOR_DIR=%s/%0100d", actors_dir, 7);
-    actor_start(&a, env, NULL);
-    actor_say(&a, "MOOR_E_INVALID socket path", "join {}");
+}
+
+/* A socket's address has 107 bytes: a directory that is one too long is not even made. Nor is one for a name that is none. */
+static void directories_that_are_too_long_are_not_made(void **state)
+{
+    (void)state;
+    actor a;
+    char env[600], expected[700], name[200];
+    int longest = 107 - (int)strlen(actors_dir) - 1 - (int)strlen("/default/store-63.sock");
+    for (int over = 0; over < 2; over++) {
+        snprintf(name, sizeof(name), "%0*d", longest + over, 7);
+        snprintf(env, sizeof(env), "MOOR_DIR=%s", path(name));
+        actor_start(&a, env, NULL);
+        snprintf(expected, sizeof(expected),
+                 over ? "MOOR_E_INVALID socket path %s/default/store-63.sock is 108 bytes long"
+                      : "ok default %s/default",
+                 path(name));
+        actor_say(&a, expected, "join {}");
+        actor_exit(&a);
+        assert_int_equal(access(path(name), F_OK), over ? -1 : 0);
+    }
+    snprintf(env, sizeof(env), "MOOR_DIR=%s", path("new"));
+    actor_start(&a, env, "MOOR_INSTANCE=a b", NULL);
+    actor_say(&a, "MOOR_E_INVALID \"a b\" ($MOOR_INSTANCE) is no instance name", "join {}");
+    actor_exit(&a);
+    assert_int_equal(access(path("new"), F_OK), -1);
+}
+
+/* Nobody named it: the next one is taken. */
+static void a_candidate_that_is_too_long_is_passed_over(void **state)
+{
+    (void)state;
+    actor a;
+    char env[600], expected[100], name[120];
+    snprintf(name, sizeof(name), "%0100d", 7);
+    snprintf(env, sizeof(env), "XDG_RUNTIME_DIR=%s", path(name));
+    assert_int_equal(mkdir(path(name), 0700), 0);
+    actor_start(&a, "MOOR_DIR", env, NULL);
+    snprintf(expected, sizeof(expected), "ok moor-test-%d /", (int)getpid());
+    actor_say(&a, expected, "join {\"instance\":\"moor-test-%d\"}", (int)getpid());
+    assert_null(strstr(a.line, actors_dir));
+    actor_exit(&a);
+    assert_int_equal(files_in(path(name)), 0);
 }
 
 static void foreign_directory_is_refused(void **state)
@@ -303,6 +343,8 @@ int main(void)
         TEST(sweeping_leaves_alone_what_is_not_ours),
         TEST(taken_name_gets_a_suffix_unless_it_was_given),
         TEST(refused_directories_name_owner_and_mode),
+        TEST(directories_that_are_too_long_are_not_made),
+        TEST(a_candidate_that_is_too_long_is_passed_over),
         TEST(foreign_directory_is_refused),
         TEST(candidates_are_tried_in_order),
         TEST(other_version_is_told_with_both_numbers),

@@ -187,7 +187,11 @@ int mk_front_main(mk_context *context)
     context->dir = own ? dir : context->dir;
     pthread_mutex_init(&f.lock, NULL);
     pthread_mutex_init(&f.rpc, NULL);
-    pthread_cond_init(&f.changed, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&f.changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     f.request = mk_alloc(MK_MAX_REQUESTS * sizeof *f.request);
     front_start(&f);
     for (uint32_t i = 1; i < context->script.n_commands; i++)

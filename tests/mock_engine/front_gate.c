@@ -115,7 +115,7 @@ void front_wait(front *f, const mk_command *command)
     front_request *r = find(f, command);
     struct timespec until;
     double timeout = front_patience(f, command, 20);
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += (time_t)timeout + 1;
     pthread_mutex_lock(&f->lock);
     while (!r->finished && !r->status && !f->dead && !pthread_cond_timedwait(&f->changed, &f->lock, &until))

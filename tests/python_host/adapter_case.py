@@ -53,3 +53,30 @@ class Adapter(unittest.TestCase):
 
     def program(self, text, config="{}"):
         return self.execute(text, config).stdout.splitlines()
+
+
+class Joining:
+    """Of each engine: what a join that fails does to it. `front`: makes its front end, and prints the answers to a request."""
+    front = None
+    answers = None
+
+    def refused(self, config):
+        program = textwrap.indent(textwrap.dedent(self.front), " " * 4)
+        ran = self.execute(f"try:\n{program}\nexcept RuntimeError as e:\n    print('refused:', e)\n", config)
+        return ran.stdout.strip(), ran.stderr
+
+    def test_a_join_that_fails_for_io_does_not_stop_the_engine(self):
+        os.makedirs(os.path.join(self.dir, "default"), 0o700)
+        os.mkdir(os.path.join(self.dir, "default", "state.new"))  # where its file should be
+        out, err = self.refused('{"gate": {"mode": "enforce"}}')
+        self.assertEqual(out, self.answers)
+        self.assertEqual(err.count("off in process"), 1, err)
+        self.assertRegex(err, r"/default/state.new cannot be made.*\(MOOR_E_IO\)")
+        out, err = self.refused('{"on_error": "strict"}')
+        self.assertRegex(out, r"^refused: moor: joining the instance: .*/default/state.new cannot be made.*\(MOOR_E_IO\)$")
+
+    def test_what_a_person_must_mend_stops_it(self):
+        self.assertRegex(self.refused('{"dir": "/proc/no/such"}')[0], r"^refused: .*/proc/no/such.*\(MOOR_E_NOT_FOUND\)$")
+        open(os.path.join(self.dir, "file"), "x", encoding="utf-8").close()
+        self.assertRegex(self.refused('{"dir": "%s/file"}' % self.dir)[0], r"^refused: .*/file.*\(MOOR_E_ACCESS\)$")
+        self.assertRegex(self.refused('{"dir": "%s/%s"}' % (self.dir, 100 * "d"))[0], r"^refused: .*\(MOOR_E_INVALID\)$")

@@ -37,6 +37,7 @@ class Loading(unittest.TestCase):
         ran = run("-m", "moor", "check", "vllm", PYTHONPATH=PYTHON_DIR)
         out = self.ok(ran)
         self.assertIn("none of the required ones missing", out)
+        self.assertTrue(out.startswith(f"moor check: vllm in {sys.executable} (Python "), out)
         self.assertRegex(out, r"core.free_request +core +installed")
 
     def test_check_of_an_unknown_engine(self):

@@ -3,7 +3,7 @@
 import sys
 import unittest
 
-from adapter_case import Adapter
+from adapter_case import Adapter, Joining
 
 ENGINE = """
     from types import SimpleNamespace as Namespace
@@ -328,6 +328,25 @@ class Delivery(Engine):
         self.assertGreater(waited[0], 0.9)
         self.assertLess(min(waited[1:6]), waited[0] / 2)
         self.assertGreater(waited[7], 0.9)
+
+
+class Joins(Joining, Adapter):
+    package = "lmdeploy"
+    modules = {"serve/core/async_engine.py": FRONT}
+    answers = "[1]"
+    front = """
+        import asyncio
+        from types import SimpleNamespace as Namespace
+        from lmdeploy.serve.core.async_engine import AsyncEngine
+
+        async def main():
+            end = asyncio.Event()
+            end.set()
+            request = Namespace(session=Namespace(session_id=7), end=end)
+            print([answer async for answer in AsyncEngine().generate(request)])
+
+        asyncio.run(main())
+        """
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import sys
 import unittest
 
-from adapter_case import STARTED, Adapter
+from adapter_case import STARTED, Adapter, Joining
 
 FRONT = """
     from types import SimpleNamespace as Namespace
@@ -338,6 +338,24 @@ class Off(Adapter):
                     print("why:", moor.attach("default", 10.0).stats()["recording_off"])
                     """, "{}")
                 self.assertRegex(told[0], f"^why: .*{why}$" if why else "^why: $")
+
+
+class Joins(Joining, Adapter):
+    package = "sglang"
+    modules = {"srt/managers/tokenizer_manager.py": FRONT}
+    answers = "[{'meta_info': {}}]"
+    front = """
+        import asyncio
+        from types import SimpleNamespace as Namespace
+        from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+        async def main():
+            end = asyncio.Event()
+            end.set()
+            print([answer async for answer in TokenizerManager().generate_request(Namespace(end=end))])
+
+        asyncio.run(main())
+        """
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import sys
 import unittest
 
-from adapter_case import STARTED, Adapter
+from adapter_case import STARTED, Adapter, Joining
 
 FRONT = """
     class AsyncLLM:
@@ -434,6 +434,26 @@ class Children(Front):
             names = get_env_vars_to_copy()
             print(*sorted(names), all(n in os.environ for n in names - {"HF_HOME"}))
             """), ["HF_HOME MOOR_CONFIG MOOR_DIR MOOR_INSTANCE True"])
+
+
+class Joins(Joining, Adapter):
+    package = "vllm"
+    modules = {"v1/engine/async_llm.py": FRONT}
+    answers = "[1]"
+    front = """
+        import asyncio
+        from types import SimpleNamespace as Namespace
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        async def main():
+            end = asyncio.Event()
+            end.set()
+            parallel = Namespace(rank=0, world_size=1, data_parallel_rank=0, tensor_parallel_size=1, pipeline_parallel_size=1)
+            llm = AsyncLLM(vllm_config=Namespace(additional_config={}, parallel_config=parallel))
+            print([answer async for answer in llm.generate(end, Namespace(n=1), "a")])
+
+        asyncio.run(main())
+        """
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,8 +18,11 @@
 #include <cmocka.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
+#include <time.h>
 
 #include "client/client.h"
+#include "hooks/persist.h"
 #include "hooks/record.h"
 #include "plugin/process.h"
 #include "plugin/server.h"
@@ -133,25 +138,33 @@ static void await(_Atomic int *what)
         _exit(2);
 }
 
-/* In a process of its own: the thread is left behind with what it uses. */
-static int close_a_stuck_store(const char *dir)
+static int open_a_stuck_store(const char *dir, moor_process **process, moor_store **store)
 {
     moor_host host = MOOR_HOST_INIT;
     moor_process_args process_args = MOOR_PROCESS_ARGS_INIT;
-    moor_process *process;
-    moor_store *store;
     moor_store_args args = args_of(layer_ids, 4);
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     host.log = slow_log;
     process_args.host = &host;
     setenv("MOOR_DIR", dir, 1);
-    if (moor_process_join(NULL, &process_args, &process) || moor_store_open(process, &args, &store))
+    if (moor_process_join(NULL, &process_args, process) || moor_store_open(*process, &args, store))
         return 3;
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     snprintf(address.sun_path, sizeof(address.sun_path), "%s/default/store-0.sock", dir);
     if (connect(fd, (struct sockaddr *)&address, sizeof(address)) || send(fd, "no greeting at all", 18, 0) != 18)
         return 4;
     await(stuck);
+    return 0;
+}
+
+/* In a process of its own: the thread is left behind with what it uses. */
+static int close_a_stuck_store(const char *dir)
+{
+    moor_process *process;
+    moor_store *store;
+    int rc = open_a_stuck_store(dir, &process, &store);
+    if (rc)
+        return rc;
     uint64_t begun = moor_now_ns();
     moor_store_close(store);
     if (moor_now_ns() - begun > 20000000000ull)
@@ -162,9 +175,42 @@ static int close_a_stuck_store(const char *dir)
     return 0;
 }
 
-static void a_thread_that_does_not_end_keeps_what_it_uses(void **state)
+static _Atomic int set_back;
+
+/* Somebody sets the time of day back by an hour. */
+int clock_gettime(clockid_t clock, struct timespec *out)
 {
-    (void)state;
+    int rc = (int)syscall(SYS_clock_gettime, clock, out);
+    if (!rc && clock == CLOCK_REALTIME && atomic_load(&set_back))
+        out->tv_sec -= 3600;
+    return rc;
+}
+
+static void *go_on_soon(void *unused)
+{
+    support_sleep_ms(300);
+    atomic_store(go_on, 1);
+    return unused;
+}
+
+/* The thread takes a moment to end, and has it, whatever the time of day is. */
+static int close_a_slow_store(const char *dir)
+{
+    moor_process *process;
+    moor_store *store;
+    pthread_t thread;
+    int rc = open_a_stuck_store(dir, &process, &store);
+    if (rc || pthread_create(&thread, NULL, go_on_soon, NULL))
+        return rc ? rc : 5;
+    atomic_store(&set_back, 1);
+    moor_store_close(store);
+    moor_process_leave(process);
+    pthread_join(thread, NULL);
+    return rmdir(dir) ? 6 : mkdir(dir, 0700); /* the instance is gone with its last process */
+}
+
+static void in_a_child(int (*what)(const char *dir))
+{
     char dir[] = "/tmp/moor-stuck-XXXXXX", command[64];
     int status = -1;
     stuck = mmap(NULL, 2 * sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -173,11 +219,60 @@ static void a_thread_that_does_not_end_keeps_what_it_uses(void **state)
     assert_non_null(mkdtemp(dir));
     pid_t child = fork();
     if (child == 0)
-        _exit(close_a_stuck_store(dir));
+        _exit(what(dir));
     assert_int_equal(waitpid(child, &status, 0), child);
     snprintf(command, sizeof(command), "rm -rf %s", dir);
     assert_int_equal(system(command), 0);
+    munmap(stuck, 2 * sizeof(int));
     assert_int_equal(status, 0);
+}
+
+static void a_thread_that_does_not_end_keeps_what_it_uses(void **state)
+{
+    (void)state;
+    in_a_child(close_a_stuck_store);
+}
+
+static void the_time_of_day_does_not_cut_an_end_short(void **state)
+{
+    (void)state;
+    in_a_child(close_a_slow_store);
+}
+
+/* ---- a snapshot of more stores ----------------------------------------------------------------------------------- */
+
+/* Two replicas were saved. One, or two stages where there were two replicas of two, would leave records out and say nothing. */
+static void S2_6_fewer_stores_than_were_saved_are_refused(void **state)
+{
+    (void)state;
+    moor_process *process = support_start(NULL, MOOR_ROLE_WORKER);
+    moor_store *store = NULL;
+    moor_store_args args = args_of(layer_ids, 4);
+    char dir[96], file[128];
+    snprintf(dir, sizeof(dir), "%s-saved", support_dir());
+    snprintf(file, sizeof(file), "%s/store-0.moor", dir);
+    args.dp_size = args.stages = 2;
+    assert_int_equal(moor_store_open(process, &args, &store), MOOR_OK);
+    assert_int_equal(moor_store_save(store, dir, 60), MOOR_OK);
+    moor_store_close(store);
+    static const struct {
+        uint32_t dp_size, stages, index;
+        const char *has; /* NULL: they are enough */
+    } cases[] = {{1, 1, 0, "has 1,"}, {1, 3, 0, "has 3,"}, {3, 1, 0, "has 3,"}, {2, 2, 0, NULL}, {5, 1, 0, NULL}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        args.dp_size = cases[i].dp_size;
+        args.stages = cases[i].stages;
+        assert_int_equal(moor_store_open(process, &args, &store), MOOR_OK);
+        moor_status status = moor_store_restore(store, dir);
+        assert_int_equal(status, cases[i].has ? MOOR_E_INVALID : MOOR_OK);
+        if (cases[i].has && (!strstr(moor_last_error(), file) || !strstr(moor_last_error(), "is one of 4, ") ||
+                             !strstr(moor_last_error(), cases[i].has)))
+            fail_msg("%s", moor_last_error());
+        moor_store_close(store);
+    }
+    assert_int_equal(unlink(file), 0);
+    assert_int_equal(rmdir(dir), 0);
+    assert_int_equal(support_end(process), 1);
 }
 
 int main(void)
@@ -186,6 +281,8 @@ int main(void)
         cmocka_unit_test(layers_of_the_model_only),
         cmocka_unit_test(a_shortage_of_memory_ends_no_connection),
         cmocka_unit_test(a_thread_that_does_not_end_keeps_what_it_uses),
+        cmocka_unit_test(the_time_of_day_does_not_cut_an_end_short),
+        cmocka_unit_test(S2_6_fewer_stores_than_were_saved_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@ import sys
 
 from moor import _moor
 
+_THIS = f"{sys.executable} (Python {sys.version.split()[0]})"
 
 def _import(name):
     """None, or why the module cannot be imported here."""
@@ -23,7 +24,7 @@ def _resolve(engine):
     packages = _moor.register(engine)
     absent = [p for p in packages if importlib.util.find_spec(p) is None]
     if len(absent) == len(packages):
-        raise LookupError(f"moor: engine {engine!r} is not installed here: no package {', '.join(packages)}")
+        raise LookupError(f"moor: engine {engine!r} is not installed in {_THIS}: no package {', '.join(packages)}")
     failed = {}
     for point in [p for p in _moor.joinpoints() if p["engine"] == engine]:
         for module in [t.split(":")[0] for t in point["targets"]]:
@@ -68,6 +69,7 @@ def main(engine, out=None):
         print(exc, file=sys.stderr)
         return 2
     wrong = {kind: text for kind, text in _moor.selftest().items() if text}
+    print(f"moor check: {engine} in {_THIS}", file=out)
     _print_table(points, out)
     problems = _problems(points)
     for point in problems:

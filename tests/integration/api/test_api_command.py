@@ -33,6 +33,7 @@ class Usage(unittest.TestCase):
             out = moor(*args)
             self.assertEqual((out.returncode, out.stderr), (0, b""))
             self.assertIn(b"usage: moor", out.stdout)
+            self.assertLessEqual(max(map(len, out.stdout.decode().splitlines())), 80, args)
             self.assertIn(b"exit codes" if args[0] != "path" else b"PYTHONPATH", out.stdout)
         for args in ([], ["fly"], ["run"], ["run", "-x"], ["dump"], ["dump", "a", "b"], ["dump", "--json", "--npy", "f", "a"], ["dump", "-t", "x", "a"],
                      ["status", "a", "b"], ["status", "--json", "--prometheus"], ["status", "--watch=0"], ["path", "x"], ["check", "a", "b"]):
@@ -105,6 +106,9 @@ class Check(unittest.TestCase):
         out = moor("check", "--python", sys.executable, "nosuchengine")
         self.assertEqual(out.returncode, 2)
         self.assertIn(b"nosuchengine", out.stderr)
+        out = moor("check", "--python", sys.executable, "vllm")  # which this Python has not
+        self.assertEqual(out.returncode, 2)
+        self.assertIn(f"not installed in {sys.executable} (Python 3.", out.stderr.decode())
         self.assertEqual(moor("check", env={"MOOR_PYTHON": "/nonexistent"}).returncode, 127)
 
 
