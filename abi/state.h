@@ -18,12 +18,12 @@
 #include "counters.h"
 
 #define MOOR_STATE_MAGIC 0x315454534D4F4F4DULL /* "MOOMSTT1" little-endian */
-#define MOOR_STATE_VERSION 2u
+#define MOOR_STATE_VERSION 3u
 
 enum {
     MOOR_MAX_PROCESSES = 256, /* a slot is 8 bits of a ticket's word */
     MOOR_MAX_TICKETS = 8192,
-    MOOR_TICKET_WINDOW = 64, /* cells probed from the hash's own; a full window is MOOR_E_FULL, counted, never a wait */
+    MOOR_TICKET_WINDOW = 64, /* cells probed from the hash's own; a full window is MOOR_E_FULL, and counted */
     MOOR_TICKET_RECORDS = 65535,
     MOOR_MAX_RANKS = 1024,
     MOOR_MAX_EXTERNAL = 64, /* external arrivals of a resume barrier */
@@ -67,10 +67,13 @@ typedef struct moor_state_ticket {
 enum { MOOR_TICKET_BUSY = 1, MOOR_TICKET_READY = 2, MOOR_TICKET_ENDED = 4 };
 
 typedef struct moor_state_gate {
-    _Alignas(64) _Atomic uint64_t word;   /* seq << 8 | poisoned << 4 | MOOR_GATE_*; every transition raises seq */
-    _Atomic uint64_t epoch;               /* of the weights; starts at 1 */
+    _Alignas(64) _Atomic uint64_t word; /* seq << 8 | poisoned << 4 | MOOR_GATE_*; every transition raises seq */
+    _Atomic uint64_t epoch;             /* of the weights; starts at 1 */
+    _Atomic uint32_t cells_wanted; /* 1: a request found no ticket cell; whoever frees one takes it back and wakes */
+    _Atomic uint32_t full_told;    /* 1: the log has said that the table was full */
     _Alignas(64) _Atomic uint32_t opened; /* futex of requests that wait: raised by reopen */
-    _Atomic uint32_t settled;             /* futex of a drain: raised by everything that settles while not open */
+    _Atomic uint32_t
+        settled; /* futex of everybody else: raised by reopen, poison, and what settles while not open or wanted */
     _Atomic uint64_t sealed_at_ns, swept_at_ns, epoch_at_seal, installed_epoch;
     _Atomic uint32_t sealed_by; /* process slot + 1; 0 a consumer */
     _Atomic uint64_t seals, installs, reopens, would_wait;

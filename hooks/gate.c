@@ -43,10 +43,11 @@ void moor_gate_init(moor_state *state)
     atomic_store(&state->gate.epoch, 1);
 }
 
-void moor_gate_ticket_settled(moor_state *state)
+void moor_gate_settled(moor_state *state)
 {
     /* seq_cst, after the cell's own seq_cst store: see ticket.h. */
-    if (STATE(atomic_load(&state->gate.word)) != MOOR_GATE_OPEN)
+    if (STATE(atomic_load(&state->gate.word)) != MOOR_GATE_OPEN ||
+        (atomic_load(&state->gate.cells_wanted) && atomic_exchange(&state->gate.cells_wanted, 0)))
         moor_futex_raise(&state->gate.settled);
 }
 
@@ -110,17 +111,42 @@ static moor_status acknowledge(const moor_member *member)
 
 /* ---- enter and leave ------------------------------------------------------------------------------------------- */
 
-/* One try. MOOR_OK: admitted; MOOR_E_STATE: not open; MOOR_E_FULL. */
+static void say_full(moor_state *state, int enforce)
+{
+    if (!atomic_exchange(&state->gate.full_told, 1))
+        moor_log(MOOR_LOG_WARN, "gate: a request found no ticket cell, with %u requests in flight; %s",
+                 moor_ticket_count(state),
+                 enforce ? "such requests wait until one is settled"
+                         : "such requests pass without a ticket, and no drain knows of them");
+}
+
+/* A cell for the request; 0 when there is none. Who may wait for one (enforce) says so first, and then looks once more: whoever
+ * freed a cell before that look has been seen, and whoever frees one after it sees the wish. */
+static int claim(moor_process *process, int enforce, uint32_t records, moor_hash128 hash, uint32_t *index,
+                 uint64_t *ticket)
+{
+    moor_state *state = process->state;
+    if (moor_ticket_claim(state, process->slot, records, hash, index, ticket))
+        return 1;
+    if (!enforce)
+        return 0;
+    atomic_store(&state->gate.cells_wanted, 1);
+    atomic_thread_fence(memory_order_seq_cst);
+    return moor_ticket_claim(state, process->slot, records, hash, index, ticket);
+}
+
+/* One try. MOOR_OK: admitted; MOOR_E_STATE: not open; MOOR_E_FULL without a text: open, and no cell. */
 static moor_status try_enter(moor_process *process, int enforce, moor_hash128 hash, const char *id, uint32_t id_len,
                              uint32_t records, moor_ticket *out)
 {
     moor_state *state = process->state;
     uint32_t index;
     uint64_t ticket;
-    if (!moor_ticket_claim(state, process->slot, records, hash, &index, &ticket)) {
-        count(state, MOOR_C_GATE_FULL, 1);
-        return moor_fail(MOOR_E_FULL, "request %.*s: no ticket cell is free, %u requests are in flight", (int)id_len,
-                         id, moor_ticket_count(state));
+    if (enforce && STATE(atomic_load(&state->gate.word)) != MOOR_GATE_OPEN)
+        return MOOR_E_STATE; /* whether or not a cell is free */
+    if (!claim(process, enforce, records, hash, &index, &ticket)) {
+        say_full(state, enforce);
+        return MOOR_E_FULL;
     }
     /* After the claim, seq_cst: the order that ticket.h proves. */
     if (STATE(atomic_load(&state->gate.word)) != MOOR_GATE_OPEN) {
@@ -155,29 +181,39 @@ static moor_status fail_sealed(moor_state *state, const char *id, uint32_t id_le
                      *reason ? ", poisoned: " : "", reason);
 }
 
+/* What the caller is told of a request that was not admitted. */
+static moor_status refused(moor_state *state, moor_status status, const char *id, uint32_t id_len)
+{
+    if (status == MOOR_E_STATE)
+        return fail_sealed(state, id, id_len);
+    return moor_fail(MOOR_E_FULL, "request %.*s: no ticket cell is free, %u requests are in flight", (int)id_len, id,
+                     moor_ticket_count(state));
+}
+
 static moor_status enter_waiting(moor_process *process, moor_hash128 hash, const char *id, uint32_t id_len,
                                  uint32_t records, double timeout, moor_ticket *out)
 {
     moor_state *state = process->state;
     uint64_t deadline = moor_deadline(timeout);
-    moor_status status = MOOR_E_STATE;
+    moor_status status;
     atomic_fetch_add(&state->processes[process->slot].waiting, 1);
-    while (status == MOOR_E_STATE) {
-        uint32_t seen = atomic_load(&state->gate.opened);
+    for (;;) {
+        uint32_t opened = atomic_load(&state->gate.opened), settled = atomic_load(&state->gate.settled);
         uint64_t now = moor_now_ns();
-        if (STATE(atomic_load(&state->gate.word)) == MOOR_GATE_OPEN)
-            status = try_enter(process, 1, hash, id, id_len, records, out);
-        else if (now >= deadline)
-            status = fail_sealed(state, id, id_len);
+        status = try_enter(process, 1, hash, id, id_len, records, out);
+        if (status == MOOR_OK || now >= deadline)
+            break;
+        if (status == MOOR_E_FULL)
+            moor_futex_wait(&state->gate.settled, settled, min_ns(deadline, now + SLICE_NS));
         else
-            moor_futex_wait(&state->gate.opened, seen, min_ns(deadline, now + SLICE_NS));
+            moor_futex_wait(&state->gate.opened, opened, min_ns(deadline, now + SLICE_NS));
     }
     atomic_fetch_sub(&state->processes[process->slot].waiting, 1);
-    return status;
+    return status ? refused(state, status, id, id_len) : MOOR_OK;
 }
 
-moor_status moor_gate_enter(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout,
-                            moor_ticket *out)
+static moor_status enter(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout,
+                         int again, moor_ticket *out)
 {
     if (!process || process->pid != moor_pid())
         return moor_process_check(process, "gate_enter");
@@ -195,7 +231,31 @@ moor_status moor_gate_enter(moor_process *process, const char *id, uint32_t id_l
     int enforce = process->config.gate_mode == MOOR_MODE_ENFORCE;
     moor_hash128 hash = moor_id_hash(id, id_len);
     moor_status status = try_enter(process, enforce, hash, id, id_len, records, out);
-    return status == MOOR_E_STATE ? enter_waiting(process, hash, id, id_len, records, timeout, out) : status;
+    if (status == MOOR_E_FULL && !again)
+        count(process->state, MOOR_C_GATE_FULL, 1);
+    if (status && enforce && timeout > 0)
+        return enter_waiting(process, hash, id, id_len, records, timeout, out);
+    return status ? refused(process->state, status, id, id_len) : MOOR_OK;
+}
+
+moor_status moor_gate_enter(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout,
+                            moor_ticket *out)
+{
+    return enter(process, id, id_len, records, timeout, 0, out);
+}
+
+moor_status moor_gate_enter_again(moor_process *process, const char *id, uint32_t id_len, uint32_t records,
+                                  moor_ticket *out)
+{
+    return enter(process, id, id_len, records, 0.0, 1, out);
+}
+
+moor_status moor_gate_waiting(moor_process *process, int delta)
+{
+    moor_status status = moor_process_check(process, "gate_waiting");
+    if (!status)
+        atomic_fetch_add(&process->state->processes[process->slot].waiting, (uint64_t)(int64_t)delta);
+    return status;
 }
 
 static void fill_receipt(moor_process *process, const moor_ticket *ticket, uint32_t outcome,
@@ -275,14 +335,22 @@ static moor_status seal(const moor_member *member)
     return MOOR_OK;
 }
 
-static moor_status fail_drain(moor_state *state, double timeout)
+/* How long a drain may last. `late`: it has lasted that long already, and this is its last look. */
+typedef struct drain_limit {
+    double timeout;
+    int late;
+} drain_limit;
+
+static moor_status fail_drain(moor_state *state, drain_limit limit)
 {
     char ids[640];
     uint32_t left = moor_ticket_list(state, ids, sizeof(ids));
-    if (timeout > 0)
-        count(state, MOOR_C_GATE_DRAIN_TIMEOUTS, 1);
-    return moor_fail(MOOR_E_TIMEOUT, "drain: %u request%s not settled after %.3f s: %s", left, left == 1 ? "" : "s",
-                     timeout, ids);
+    const char *plural = left == 1 ? "" : "s";
+    if (!limit.late && !(limit.timeout > 0))
+        return moor_fail(MOOR_E_TIMEOUT, "drain: %u request%s not settled: %s", left, plural, ids);
+    count(state, MOOR_C_GATE_DRAIN_TIMEOUTS, 1);
+    return moor_fail(MOOR_E_TIMEOUT, "drain: %u request%s not settled after %.3f s: %s", left, plural, limit.timeout,
+                     ids);
 }
 
 /* One look at the gate. MOOR_OK: drained; MOOR_E_TIMEOUT without a text: go on waiting; else the failure. *cell is the first cell
@@ -311,8 +379,8 @@ static moor_status drain_look(moor_state *state, uint64_t *seq, uint32_t *cell)
     return MOOR_OK;
 }
 
-/* Looks for the dead, at most every SWEEP_NS over all processes, however often a drain is called. */
-static void sweep(const moor_member *member)
+/* At most every SWEEP_NS over all processes, however often a drain is called. */
+void moor_gate_sweep(const moor_member *member)
 {
     uint64_t last = atomic_load(&member->state->gate.swept_at_ns), now = moor_now_ns();
     if (last && now - last < SWEEP_NS && now > last)
@@ -323,33 +391,33 @@ static void sweep(const moor_member *member)
     moor_weights_close_dead(member);
 }
 
-static moor_status drain_enforce(const moor_member *member, double timeout)
+static moor_status drain_enforce(const moor_member *member, drain_limit limit)
 {
     moor_state *state = member->state;
-    uint64_t deadline = moor_deadline(timeout), seq = 0;
+    uint64_t deadline = moor_deadline(limit.late ? 0 : limit.timeout), seq = 0;
     uint32_t cell = 0;
     for (;;) {
         uint64_t now = moor_now_ns();
-        sweep(member);
+        moor_gate_sweep(member);
         uint32_t seen = atomic_load(&state->gate.settled); /* before the look: what settles after it changes the word */
         moor_status status = drain_look(state, &seq, &cell);
         if (status != MOOR_E_TIMEOUT)
             return status;
         if (now >= deadline)
-            return fail_drain(state, timeout);
+            return fail_drain(state, limit);
         moor_futex_wait(&state->gate.settled, seen, min_ns(deadline, now + SLICE_NS));
     }
 }
 
-static moor_status drain(const moor_member *member, double timeout)
+static moor_status drain(const moor_member *member, drain_limit limit)
 {
     if (member->gate_mode == MOOR_MODE_OFF)
         return MOOR_OK;
     if (member->gate_mode == MOOR_MODE_ENFORCE)
-        return drain_enforce(member, timeout);
+        return drain_enforce(member, limit);
     uint64_t seq = 0;
     uint32_t cell = 0;
-    sweep(member);
+    moor_gate_sweep(member);
     moor_status status = drain_look(member->state, &seq, &cell);
     if (status != MOOR_E_TIMEOUT)
         return status;
@@ -382,14 +450,18 @@ static moor_status install(const moor_member *member, const char *label, int kee
 static moor_status await_sessions(const moor_member *member, double timeout)
 {
     char who[256];
+    moor_state *state = member->state;
     uint64_t deadline = moor_deadline(timeout);
-    while (moor_weights_sessions(member->state, who, sizeof(who))) {
+    for (;;) {
+        uint32_t seen = atomic_load(&state->gate.settled);
+        uint64_t now = moor_now_ns();
+        if (!moor_weights_sessions(state, who, sizeof(who)))
+            return MOOR_OK;
         moor_weights_close_dead(member);
-        if (moor_now_ns() >= deadline)
+        if (now >= deadline)
             return moor_fail(MOOR_E_TIMEOUT, "reopen: a weight update is still open in process %s", who);
-        moor_nap(2000000, deadline);
+        moor_futex_wait(&state->gate.settled, seen, min_ns(deadline, now + SLICE_NS));
     }
-    return MOOR_OK;
 }
 
 static moor_status reopen(const moor_member *member, double timeout)
@@ -416,6 +488,24 @@ static moor_status reopen(const moor_member *member, double timeout)
     atomic_fetch_add(&gate->reopens, 1);
     count(member->state, MOOR_C_GATE_SEALED_NS, since(sealed_at, moor_now_ns()));
     return MOOR_OK;
+}
+
+int moor_gate_answers(const moor_member *member, uint32_t call, uint64_t *seq, uint32_t *cell)
+{
+    moor_state *state = member->state;
+    uint64_t word = atomic_load(&state->gate.word);
+    if (call == MOOR_GATE_FOR_ENTER)
+        return STATE(word) == MOOR_GATE_OPEN;
+    if ((word & POISONED) || STATE(word) == MOOR_GATE_OPEN)
+        return 1;
+    if (call == MOOR_GATE_FOR_REOPEN)
+        return !moor_weights_sessions(state, NULL, 0);
+    if (word != *seq) {
+        *seq = word;
+        *cell = 0;
+    }
+    *cell = moor_ticket_next(state, *cell);
+    return STATE(word) == MOOR_GATE_DRAINED || *cell == MOOR_MAX_TICKETS;
 }
 
 moor_status moor_gate_read(const moor_member *member, moor_gate_status *out)
@@ -467,7 +557,16 @@ moor_status moor_gate_drain(moor_process *process, double timeout)
     if (status)
         return status;
     moor_member member = moor_member_of(process);
-    return drain(&member, timeout);
+    return drain(&member, (drain_limit){timeout, 0});
+}
+
+moor_status moor_gate_drain_late(moor_process *process, double timeout)
+{
+    moor_status status = moor_process_check(process, "gate_drain");
+    if (status)
+        return status;
+    moor_member member = moor_member_of(process);
+    return drain(&member, (drain_limit){timeout, 1});
 }
 
 moor_status moor_gate_install(moor_process *process, const char *label, int keep_in_flight, uint64_t *epoch)
@@ -526,7 +625,7 @@ moor_status moor_gate_verb(const moor_member *member, const char *verb, const ch
     if (!strcmp(verb, "seal"))
         status = seal(member);
     else if (!strcmp(verb, "drain"))
-        status = drain(member, timeout);
+        status = drain(member, (drain_limit){timeout, 0});
     else if (!strcmp(verb, "install") || !strcmp(verb, "install-keep"))
         status = install(member, label, verb[sizeof("install") - 1] != 0, NULL);
     else if (!strcmp(verb, "reopen"))

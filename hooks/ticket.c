@@ -57,7 +57,7 @@ void moor_ticket_publish(moor_state *state, uint32_t index, uint64_t word, moor_
 void moor_ticket_back_out(moor_state *state, uint32_t index, uint64_t word)
 {
     atomic_store(&state->tickets[index].word, freed(word));
-    moor_gate_ticket_settled(state);
+    moor_gate_settled(state);
 }
 
 /* Reads the cell while its word is `word`; 0 when it changed meanwhile in more than its count of records. */
@@ -104,7 +104,7 @@ int moor_ticket_end(moor_state *state, uint64_t ticket, uint32_t outcome, moor_t
         next = settled ? freed(word) : word | MOOR_TICKET_ENDED;
     } while (!atomic_compare_exchange_weak(&cell->word, &word, next));
     if (!(next & MOOR_TICKET_FLAGS))
-        moor_gate_ticket_settled(state);
+        moor_gate_settled(state);
     return 1;
 }
 
@@ -152,7 +152,7 @@ static int take_record(moor_state *state, moor_state_ticket *cell, uint64_t word
             next = freed(next);
     } while (!atomic_compare_exchange_weak(&cell->word, &word, next));
     if (!(next & MOOR_TICKET_FLAGS))
-        moor_gate_ticket_settled(state);
+        moor_gate_settled(state);
     return 1;
 }
 
@@ -285,7 +285,7 @@ static void give_up(sweep *found, const char *why)
         atomic_compare_exchange_strong(&found->state->tickets[found->index[i]].word, &found->word[i],
                                        freed(found->word[i]));
     if (found->count)
-        moor_gate_ticket_settled(found->state);
+        moor_gate_settled(found->state);
 }
 
 static void end_slot(const moor_member *member, uint32_t slot, int known_dead)

@@ -141,10 +141,13 @@ static void went_wrong(const moor_member *member, const char *why)
         moor_log(MOOR_LOG_ERROR, "%s", reason);
 }
 
-/* Takes the slot out of the session; 1 when it was in. */
+/* Takes the slot out of the session; 1 when it was in. A reopen may wait for that. */
 static int leave_session(moor_state *state, uint32_t slot)
 {
-    return (atomic_fetch_and(&state->weights.open[SLOT_WORD(slot)], ~SLOT_BIT(slot)) & SLOT_BIT(slot)) != 0;
+    int was_in = (atomic_fetch_and(&state->weights.open[SLOT_WORD(slot)], ~SLOT_BIT(slot)) & SLOT_BIT(slot)) != 0;
+    if (was_in)
+        moor_gate_settled(state);
+    return was_in;
 }
 
 void moor_weights_slot_ended(const moor_member *member, uint32_t slot)

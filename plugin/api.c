@@ -14,6 +14,7 @@
 #include "../hooks/holds.h"
 #include "../hooks/persist.h"
 #include "../hooks/record.h"
+#include "../hooks/watch.h"
 #include "../hooks/weights.h"
 #include "config.h"
 #include "process.h"
@@ -140,6 +141,11 @@ static const moor_api table = {
     .recording_off = moor_recording_off,
     .recording_on = moor_recording_on,
     .gate_fewer = moor_gate_fewer,
+    .gate_watch = moor_gate_watch,
+    .gate_unwatch = moor_gate_unwatch,
+    .gate_waiting = moor_gate_waiting,
+    .gate_enter_again = moor_gate_enter_again,
+    .gate_drain_late = moor_gate_drain_late,
 };
 
 __attribute__((visibility("default"))) const moor_api *moor_get_api(uint32_t want, uint32_t *have)

@@ -10,6 +10,7 @@
 
 #include "../allocator/locks.h"
 #include "../hooks/member.h"
+#include "../hooks/watch.h"
 #include "config.h"
 #include "environment.h"
 #include "instance.h"
@@ -233,8 +234,11 @@ void moor_process_leave(moor_process *process)
     moor_state_process *cell = &process->state->processes[process->slot];
     if (!moor_slot_busy(process->state, process->slot))
         atomic_store(&cell->used, 0);
-    moor_instance_leave(&membership(process)->instance, 1);
+    int unused = moor_watch_leave(process);
+    moor_instance_leave(&membership(process)->instance, unused);
     pthread_mutex_unlock(&join_mutex);
+    if (!unused)
+        return; /* a thread still looks at it */
     moor_config_free((moor_config *)(uintptr_t)process->parsed);
     free(process->plugin);
     process->pid = 0;

@@ -60,6 +60,8 @@ static json_t *gate(moor_state *state, const uint8_t *alive)
     put_text(out, "label", status.label);
     put(out, "in_flight", status.in_flight);
     put(out, "waiting", status.waiting);
+    put(out, "tickets", MOOR_MAX_TICKETS);
+    put(out, "full", load(&state->counters[MOOR_C_GATE_FULL]));
     put_s(out, "sealed_for_s", status.sealed_for_ns);
     put(out, "seals", status.seals);
     put(out, "installs", status.installs);

@@ -212,6 +212,9 @@ static void to_human(const json_t *document, moor_wire_buffer *text)
         string(gate, "state"), json_is_true(json_object_get(gate, "poisoned")) ? ", POISONED: " : "",
         string(gate, "poison_reason"), number(gate, "epoch"), string(gate, "label"), number(gate, "in_flight"),
         number(gate, "waiting"), number(gate, "would_wait"));
+    if (number(gate, "full") > 0)
+        say(text, "gate tickets: %.0f requests found none free of %.0f\n", number(gate, "full"),
+            number(gate, "tickets"));
     if (*string(document, "recording_off"))
         say(text, "recording is off: %s\n", string(document, "recording_off"));
     human_processes(document, text);

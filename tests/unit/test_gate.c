@@ -394,23 +394,93 @@ static void S4_2_records_that_will_not_come_are_not_waited_for(void **state)
     assert_int_equal(status_now().in_flight, 0);
 }
 
-/* More requests than cells of a window: refused and counted, nothing waits, nothing is lost. */
-static void a_full_window_is_refused_and_counted(void **state)
+/* ---- more requests than ticket cells --------------------------------------------------------------------------------- */
+
+static moor_ticket fill[MOOR_TICKET_WINDOW];
+
+/* Every cell that "same-id" may have is taken. */
+static void fill_the_window(void)
+{
+    for (int i = 0; i < MOOR_TICKET_WINDOW; i++)
+        assert_ok(enter("same-id", 0, 0, &fill[i]));
+}
+
+static void empty_the_window(int from)
+{
+    for (int i = from; i < MOOR_TICKET_WINDOW; i++)
+        assert_ok(moor_gate_leave(process, &fill[i], MOOR_OUTCOME_FINISHED, NULL));
+    assert_int_equal(status_now().in_flight, 0);
+}
+
+static void S4_1_without_a_free_cell_the_deadline_ends_it(void **state)
 {
     (void)state;
-    static moor_ticket tickets[MOOR_TICKET_WINDOW];
     moor_ticket one_more = {0};
-    for (int i = 0; i < MOOR_TICKET_WINDOW; i++)
-        assert_ok(enter("same-id", 0, 0, &tickets[i]));
-    assert_int_equal(enter("same-id", 0, 5, &one_more), MOOR_E_FULL);
+    fill_the_window();
+    assert_int_equal(enter("same-id", 0, 0.05, &one_more), MOOR_E_FULL);
     assert_non_null(strstr(moor_last_error(), "same-id"));
+    assert_non_null(strstr(moor_last_error(), "64 requests"));
     assert_int_equal(process->state->counters[MOOR_C_GATE_FULL], 1);
+    assert_int_equal(moor_gate_enter_again(process, "same-id", 7, 0, &one_more), MOOR_E_FULL);
+    assert_int_equal(process->state->counters[MOOR_C_GATE_FULL], 1); /* it is the same request */
     assert_int_equal(one_more.id, 0);
     assert_ok(enter("another-id", 0, 0, &one_more));
     assert_ok(moor_gate_leave(process, &one_more, MOOR_OUTCOME_FINISHED, NULL));
-    for (int i = 0; i < MOOR_TICKET_WINDOW; i++)
-        assert_ok(moor_gate_leave(process, &tickets[i], MOOR_OUTCOME_FINISHED, NULL));
-    assert_int_equal(status_now().in_flight, 0);
+    empty_the_window(0);
+}
+
+/* Nobody else would wake it: the gate is open all the time. */
+static void S4_1_a_request_waits_for_a_free_cell(void **state)
+{
+    (void)state;
+    waiter w;
+    fill_the_window();
+    start_waiter(&w, "same-id", 30);
+    await_waiting(1);
+    assert_ok(moor_gate_leave(process, &fill[0], MOOR_OUTCOME_FINISHED, NULL));
+    pthread_join(w.thread, NULL);
+    assert_ok(w.status);
+    assert_int_equal(status_now().waiting, 0);
+    assert_ok(moor_gate_leave(process, &w.ticket, MOOR_OUTCOME_FINISHED, NULL));
+    empty_the_window(1);
+}
+
+/* A closed gate is closed also for whom no cell is free: it does not get the answer by which an observed request passes. */
+static void S4_1_no_free_cell_is_no_way_past_a_sealed_gate(void **state)
+{
+    (void)state;
+    moor_ticket ticket = {0};
+    fill_the_window();
+    assert_ok(moor_gate_seal(process));
+    assert_int_equal(enter("same-id", 0, 0, &ticket), MOOR_E_TIMEOUT);
+    assert_int_equal(process->state->counters[MOOR_C_GATE_FULL], 0);
+    empty_the_window(0);
+}
+
+/* observe delays nothing: it is refused at once, and passes uncounted. */
+static void S4_8_observed_requests_do_not_wait_for_a_cell(void **state)
+{
+    (void)state;
+    moor_ticket one_more = {0};
+    fill_the_window();
+    assert_int_equal(enter("same-id", 0, 30, &one_more), MOOR_E_FULL);
+    assert_int_equal(process->state->counters[MOOR_C_GATE_FULL], 1);
+    empty_the_window(0);
+}
+
+/* Once for the server, however many requests. */
+static void a_full_table_is_said_once(void **state)
+{
+    (void)state;
+    moor_ticket one_more = {0};
+    fill_the_window();
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(enter("same-id", 0, 0, &one_more), MOOR_E_FULL);
+    const char *first = strstr(support_log(), "no ticket cell");
+    assert_non_null(first);
+    assert_non_null(strstr(first, "64 requests in flight"));
+    assert_null(strstr(first + 1, "no ticket cell"));
+    empty_the_window(0);
 }
 
 static void a_forked_child_is_told(void **state)
@@ -445,7 +515,11 @@ int main(void)
         ENFORCED(S4_2_a_record_is_found_by_its_alias),
         ENFORCED(S4_2_a_failed_request_waits_for_no_record),
         ENFORCED(S4_2_records_that_will_not_come_are_not_waited_for),
-        ENFORCED(a_full_window_is_refused_and_counted),
+        ENFORCED(S4_1_without_a_free_cell_the_deadline_ends_it),
+        ENFORCED(S4_1_a_request_waits_for_a_free_cell),
+        ENFORCED(S4_1_no_free_cell_is_no_way_past_a_sealed_gate),
+        OBSERVED(S4_8_observed_requests_do_not_wait_for_a_cell),
+        ENFORCED(a_full_table_is_said_once),
         ENFORCED(a_forked_child_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

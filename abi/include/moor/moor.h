@@ -326,6 +326,8 @@ typedef struct moor_ticket { /* a request's admission; owned by the caller, fill
     uint64_t t_enter_ns;
 } moor_ticket;
 
+enum { MOOR_GATE_FOR_ENTER = 0, MOOR_GATE_FOR_DRAIN = 1, MOOR_GATE_FOR_REOPEN = 2 }; /* what gate_watch watches for */
+
 enum { MOOR_OUTCOME_FINISHED = 0, MOOR_OUTCOME_ABORTED = 1, MOOR_OUTCOME_FAILED = 2, MOOR_OUTCOME_UNKNOWN = 3 };
 
 typedef struct moor_receipt {
@@ -499,7 +501,8 @@ typedef struct moor_api {
 
     /* Gate; shared by all processes of the instance; enter/leave lock-free. gate_enter: open → admitted; sealed → waits until
      * reopen or timeout (MOOR_E_TIMEOUT; timeout 0 → at once). records: how many records must be stored before the
-     * request is settled (n of the request; 0 = none expected). gate_leave: the backend ended. */
+     * request is settled (n of the request; 0 = none expected). gate_leave: the backend ended. No ticket cell is free: in enforce
+     * the request waits for one until timeout, in observe it is refused at once (MOOR_E_FULL; counted, said once). */
     moor_status (*gate_enter)(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout,
                               moor_ticket *out);
     moor_status (*gate_leave)(moor_process *process, moor_ticket *ticket, uint32_t outcome,
@@ -595,6 +598,22 @@ typedef struct moor_api {
     /* n of the records that gate_enter was told of will not come: the backend was never given what they would be of. The ticket
      * stays the caller's, and waits for the others. MOOR_E_STALE as gate_leave. */
     moor_status (*gate_fewer)(moor_process *process, const moor_ticket *ticket, uint32_t n);
+
+    /* Waiting at the gate in an event loop, which a blocked thread for each request would not carry. gate_watch: *fd is an eventfd, not
+     * blocking, that becomes readable once for each change after which `call` (MOOR_GATE_FOR_*: gate_enter, gate_drain, gate_reopen) with
+     * timeout 0 is worth another look, at once when it is now. The host reads it, looks, and calls gate_unwatch, which closes it, also
+     * after process_leave; a forked child has no watch, and its descriptors are closed. One watch serves any number of requests: the host
+     * keeps them in order, their deadlines, and looks again by itself now and then (4 times a second), so that nothing hangs on
+     * a thread that could not be had. gate_waiting: delta more (or fewer) requests wait so, for `waiting` in gate_status.
+     * gate_enter_again: their further looks; nothing is counted twice. gate_drain_late: the last look of a drain that waited `timeout`,
+     * which is counted and told as one of that length; gate_drain with timeout 0 counts nothing.
+     * Thread-safe. None waits. MOOR_E_NOMEM, MOOR_E_IO: no thread, no descriptor. */
+    moor_status (*gate_watch)(moor_process *process, uint32_t call, int *fd);
+    void (*gate_unwatch)(int fd);
+    moor_status (*gate_waiting)(moor_process *process, int delta);
+    moor_status (*gate_enter_again)(moor_process *process, const char *id, uint32_t id_len, uint32_t records,
+                                    moor_ticket *out);
+    moor_status (*gate_drain_late)(moor_process *process, double timeout);
 } moor_api;
 
 /* Returns the table of version `want`, or NULL when this library does not have it. *have (may be NULL): the newest it has.
