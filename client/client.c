@@ -2,6 +2,7 @@
 #include "client.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -30,25 +31,27 @@ struct moor_client {
     pthread_mutex_t mutex;
     moor_connection *stores[MOOR_CLIENT_STORES];
     struct timespec seen; /* the directory's mtime when it was last read; 0: read it again */
+    moor_client
+        *sessions; /* the same without a record ever: its connections, and so what hangs on them, outlive a fork */
     void *visit;
     void (*end_visit)(void *visit);
 };
 
 /* ---- the table of connections ----------------------------------------------------------------------------------- */
 
-/* 1 when there is a live connection to the store; a dead one is dropped. */
+/* 1 when there is a live connection to the store; a spent one is dropped. */
 static int known(moor_client *client, uint32_t index)
 {
     moor_connection *dropped = NULL;
     pthread_mutex_lock(&client->mutex);
-    if (client->stores[index] && moor_connection_dead(client->stores[index])) {
+    if (client->stores[index] && moor_connection_spent(client->stores[index])) {
         dropped = client->stores[index];
         client->stores[index] = NULL;
         client->seen = (struct timespec){0};
     }
     int is_known = client->stores[index] != NULL;
     pthread_mutex_unlock(&client->mutex);
-    moor_connection_release(dropped);
+    moor_connection_disown(dropped);
     return is_known;
 }
 
@@ -67,21 +70,21 @@ static moor_status connect_store(moor_client *client, uint32_t index)
         connection = NULL;
     }
     pthread_mutex_unlock(&client->mutex);
-    moor_connection_release(connection); /* another thread was faster */
+    moor_connection_disown(connection); /* another thread was faster */
     return MOOR_OK;
 }
 
 /* 1 when nothing has to be looked at: all connections live, there is one, and the directory is as it was. */
 static int unchanged(moor_client *client, const struct timespec *mtime)
 {
-    int live = 0, dead = 0;
+    int live = 0, spent = 0;
     pthread_mutex_lock(&client->mutex);
     for (uint32_t i = 0; i < MOOR_CLIENT_STORES; i++)
         if (client->stores[i]) {
             live = 1;
-            dead |= moor_connection_dead(client->stores[i]);
+            spent |= moor_connection_spent(client->stores[i]);
         }
-    int same = live && !dead && client->seen.tv_sec == mtime->tv_sec && client->seen.tv_nsec == mtime->tv_nsec;
+    int same = live && !spent && client->seen.tv_sec == mtime->tv_sec && client->seen.tv_nsec == mtime->tv_nsec;
     pthread_mutex_unlock(&client->mutex);
     return same;
 }
@@ -109,7 +112,7 @@ static moor_status refresh(moor_client *client)
         return moor_fail(MOOR_E_CLOSED, "the server of instance \"%s\" in %s is gone", client->where.name,
                          client->where.dir);
     for (uint32_t i = 0; i < MOOR_CLIENT_STORES; i++)
-        known(client, i); /* drops the dead ones */
+        known(client, i); /* drops the spent ones */
     int copy = openat(client->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = copy >= 0 ? fdopendir(copy) : NULL;
     if (!dir) {
@@ -134,14 +137,18 @@ static moor_status refresh(moor_client *client)
     return status;
 }
 
-/* The live connections, one reference each. */
-static uint32_t take_all(moor_client *client, moor_connection *out[MOOR_CLIENT_STORES])
+/* The live connections, one reference each. *spent: one of them was handed on to a forked child since they were looked at; asked only once
+ * it is retained, after which nobody closes it. */
+static uint32_t take_all(moor_client *client, moor_connection *out[MOOR_CLIENT_STORES], int *spent)
 {
     uint32_t n = 0;
+    *spent = 0;
     pthread_mutex_lock(&client->mutex);
     for (uint32_t i = 0; i < MOOR_CLIENT_STORES; i++)
-        if (client->stores[i])
+        if (client->stores[i]) {
             out[n++] = moor_connection_retain(client->stores[i]);
+            *spent |= moor_connection_handed_on(client->stores[i]);
+        }
     pthread_mutex_unlock(&client->mutex);
     return n;
 }
@@ -154,27 +161,56 @@ static void give_all(moor_connection **connections, uint32_t n)
 
 /* ---- attach ----------------------------------------------------------------------------------------------------- */
 
-moor_status moor_client_make(const moor_located *where, double patience, moor_client **out)
+/* dir_fd: of where->dir, the client's from here on. */
+static moor_status make(const moor_located *where, int dir_fd, uint64_t patience_ns, moor_client **out)
 {
     moor_client *client = calloc(1, sizeof(*client));
-    if (!client)
+    if (!client) {
+        close(dir_fd);
         return moor_fail(MOOR_E_NOMEM, "attach: no memory");
+    }
     client->pid = getpid();
     client->where = *where;
-    client->patience_ns = (uint64_t)(patience * 1e9);
+    client->dir_fd = dir_fd;
+    client->patience_ns = patience_ns;
     pthread_mutex_init(&client->mutex, NULL);
-    moor_status status = moor_dirs_open(where->dir, 0, &client->dir_fd);
-    if (status) {
-        pthread_mutex_destroy(&client->mutex);
-        free(client);
-        return status;
-    }
-    status = refresh(client);
+    moor_status status = refresh(client);
     if (status) {
         moor_detach(client);
         return status;
     }
     *out = client;
+    return MOOR_OK;
+}
+
+moor_status moor_client_make(const moor_located *where, double patience, moor_client **out)
+{
+    int dir_fd;
+    moor_status status = moor_dirs_open(where->dir, 0, &dir_fd);
+    return status ? status : make(where, dir_fd, (uint64_t)(patience * 1e9), out);
+}
+
+moor_status moor_client_for_sessions(moor_client *client, moor_client **out)
+{
+    pthread_mutex_lock(&client->mutex);
+    *out = client->sessions;
+    pthread_mutex_unlock(&client->mutex);
+    if (*out)
+        return MOOR_OK;
+    moor_client *made = NULL;
+    int dir_fd = fcntl(client->dir_fd, F_DUPFD_CLOEXEC, 0);
+    moor_status status = dir_fd < 0 ? moor_fail_errno(MOOR_E_IO, errno, "no descriptor for %s", client->where.dir)
+                                    : make(&client->where, dir_fd, client->patience_ns, &made);
+    if (status)
+        return status;
+    pthread_mutex_lock(&client->mutex);
+    if (!client->sessions) {
+        client->sessions = made;
+        made = NULL;
+    }
+    *out = client->sessions;
+    pthread_mutex_unlock(&client->mutex);
+    moor_detach(made); /* another thread was faster */
     return MOOR_OK;
 }
 
@@ -212,7 +248,8 @@ void moor_detach(moor_client *client)
     if (client->visit)
         client->end_visit(client->visit);
     for (uint32_t i = 0; i < MOOR_CLIENT_STORES; i++)
-        moor_connection_release(client->stores[i]);
+        moor_connection_disown(client->stores[i]);
+    moor_detach(client->sessions);
     close(client->dir_fd);
     pthread_mutex_destroy(&client->mutex);
     free(client);
@@ -277,10 +314,16 @@ void *moor_client_set_visit(moor_client *client, void *visit, void (*end)(void *
 
 moor_status moor_client_take(moor_client *client, moor_connection *out[MOOR_CLIENT_STORES], uint32_t *n)
 {
-    moor_status status = refresh(client);
-    if (!status)
-        *n = take_all(client, out);
-    return status;
+    for (;;) {
+        int spent;
+        moor_status status = refresh(client);
+        if (status)
+            return status;
+        *n = take_all(client, out, &spent);
+        if (!spent)
+            return MOOR_OK;
+        give_all(out, *n);
+    }
 }
 
 void moor_client_give(moor_connection **connections, uint32_t n)
@@ -297,11 +340,11 @@ moor_status moor_client_store_stats(moor_client *client, double timeout, char **
 {
     moor_connection *connections[MOOR_CLIENT_STORES];
     moor_wire_buffer text = {0};
-    moor_status status = refresh(client);
+    uint32_t n;
+    moor_status status = moor_client_take(client, connections, &n);
     if (status)
         return status;
     uint64_t deadline_ns = moor_deadline_of(timeout);
-    uint32_t n = take_all(client, connections);
     moor_wire_put(&text, "[", 1);
     for (uint32_t i = 0; i < n && !status; i++) {
         void *payload = NULL;

@@ -5,7 +5,7 @@
  * Called by hosts through the ABI, and by plugin/visit.c and plugin/status.c. A moor_client owns one connection per store of
  * the instance, made when first needed and again when a store's process was replaced. A mutex protects the table of connections
  * and is never held during a socket call. Counted inside, because moor_resolve shares clients among threads. In a forked child
- * everything returns MOOR_E_FORKED.
+ * everything returns MOOR_E_FORKED; in the parent a connection over which records were open then is replaced by a new one (inherit.h).
  *
  * With one store an open waits on the store's side. With several (data-parallel replicas) each is asked; the one that knows
  * the id but has not sealed it is waited on, and while none knows it they are asked again every few milliseconds. What pipeline stages
@@ -35,6 +35,9 @@ moor_status moor_client_truncate_within(moor_client *client, const char *id, uin
 /* Attaches to what moor_locate found, without waiting for it. patience: seconds after which a store that does not answer is
  * given up (5 for moor_attach). */
 moor_status moor_client_make(const moor_located *where, double patience, moor_client **out);
+/* The client that sessions are asked for by. A session ends with the connection it was started over, and over these no record is opened, so
+ * that no fork hands them on. Made when first needed, and the client's. */
+moor_status moor_client_for_sessions(moor_client *client, moor_client **out);
 /* Connections to all stores there are now, one reference each, given back with moor_client_give. */
 moor_status moor_client_take(moor_client *client, moor_connection *out[MOOR_CLIENT_STORES], uint32_t *n);
 void moor_client_give(moor_connection **connections, uint32_t n);

@@ -17,8 +17,8 @@
 #include <unistd.h>
 
 #include "../allocator/dirs.h"
-#include "../allocator/forkfd.h"
 #include "copy.h"
+#include "inherit.h"
 #include "wire.h"
 
 enum { MAX_FDS = 16, POST_MS = 1000, PIECE = MOOR_WIRE_LIMIT - sizeof(moor_wire_header) /* payload of a message */ };
@@ -35,14 +35,15 @@ struct call {
 };
 
 struct moor_connection {
-    _Atomic uint32_t refs;
+    _Atomic uint32_t refs, users; /* users: references but the owner's */
     pid_t pid;
+    moor_inherit inherit; /* with the socket */
     moor_shape shape;
     int32_t *layer_ids;
 
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* a call is done, or a right is free, or the connection is dead */
-    int fd, dead, reading, writing;
+    int dead, reading, writing;
     int kept;      /* dead, but the server shall not know: records are being read under its leases */
     char why[160]; /* it is dead */
     uint32_t next_tag;
@@ -56,13 +57,11 @@ struct moor_connection {
 
 /* ---- life ------------------------------------------------------------------------------------------------------- */
 
-/* Under the mutex. The socket is closed by whoever is the last to use it; shutdown wakes those who sleep on it. */
+/* Under the mutex. The socket is closed by whoever is the last to use it. */
 static void close_if_unused(moor_connection *connection)
 {
-    if (connection->dead && !connection->kept && !connection->reading && !connection->writing && connection->fd >= 0) {
-        moor_forkfd_close(connection->fd);
-        connection->fd = -1;
-    }
+    if (connection->dead && !connection->kept && !connection->reading && !connection->writing)
+        moor_inherit_close(&connection->inherit);
 }
 
 /* Ends calls, and no lease. Who sleeps on the socket as the reader goes on until its own deadline. */
@@ -75,19 +74,24 @@ static void give_up_locked(moor_connection *connection, const char *why)
     pthread_cond_broadcast(&connection->changed);
 }
 
+/* Never a shutdown(): of a connection that was handed on it would end the child's leases. Nobody sleeps on the socket when its last user
+ * ends it, and whose peer is gone wakes. */
 static void kill_locked(moor_connection *connection, const char *why)
 {
     give_up_locked(connection, why);
-    if (connection->kept && connection->fd >= 0)
-        shutdown(connection->fd, SHUT_RDWR);
     connection->kept = 0;
     close_if_unused(connection);
     pthread_cond_broadcast(&connection->changed);
 }
 
-int moor_connection_dead(moor_connection *connection)
+int moor_connection_handed_on(const moor_connection *connection)
 {
-    if (connection->pid != getpid())
+    return atomic_load(&connection->inherit.handed_on);
+}
+
+int moor_connection_spent(moor_connection *connection)
+{
+    if (connection->pid != getpid() || moor_connection_handed_on(connection))
         return 1;
     pthread_mutex_lock(&connection->mutex);
     int dead = connection->dead;
@@ -98,17 +102,35 @@ int moor_connection_dead(moor_connection *connection)
 moor_connection *moor_connection_retain(moor_connection *connection)
 {
     atomic_fetch_add_explicit(&connection->refs, 1, memory_order_relaxed);
+    atomic_fetch_add(&connection->users, 1);
     return connection;
+}
+
+/* The owner may never look again, and the leases of what is released end with the socket alone. */
+static void end_if_handed_on(moor_connection *connection)
+{
+    if (!moor_connection_handed_on(connection))
+        return;
+    pthread_mutex_lock(&connection->mutex);
+    kill_locked(connection, "a forked child has its leases, too");
+    pthread_mutex_unlock(&connection->mutex);
 }
 
 void moor_connection_release(moor_connection *connection)
 {
+    if (!connection || connection->pid != getpid())
+        return;
+    if (atomic_fetch_sub(&connection->users, 1) == 1)
+        end_if_handed_on(connection);
+    moor_connection_disown(connection);
+}
+
+void moor_connection_disown(moor_connection *connection)
+{
     if (!connection || connection->pid != getpid() ||
         atomic_fetch_sub_explicit(&connection->refs, 1, memory_order_acq_rel) != 1)
         return;
-    pthread_mutex_lock(&connection->mutex);
-    kill_locked(connection, "released");
-    pthread_mutex_unlock(&connection->mutex);
+    moor_inherit_end(&connection->inherit);
     while (connection->n_fds)
         close(connection->fds[--connection->n_fds]);
     if (connection->shape.arena)
@@ -138,7 +160,11 @@ static moor_status allocate(const char *instance, moor_connection **out)
     memset(connection, 0, offsetof(moor_connection, input));
     atomic_store(&connection->refs, 1);
     connection->pid = getpid();
-    connection->fd = -1;
+    moor_status status = moor_inherit_begin(&connection->inherit);
+    if (status) {
+        free(connection);
+        return status;
+    }
     snprintf(connection->shape.instance, sizeof(connection->shape.instance), "%s", instance);
     pthread_mutex_init(&connection->mutex, NULL);
     pthread_condattr_init(&attributes);
@@ -172,7 +198,7 @@ static const char *receive(moor_connection *connection)
     struct iovec part = {connection->input + connection->have, sizeof(connection->input) - connection->have};
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
-    ssize_t got = recvmsg(connection->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    ssize_t got = recvmsg(connection->inherit.fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got < 0)
         return errno == EAGAIN || errno == EINTR ? NULL : gone;
     for (struct cmsghdr *at = CMSG_FIRSTHDR(&message); at; at = CMSG_NXTHDR(&message, at)) {
@@ -344,7 +370,7 @@ static const char *deliver(moor_connection *connection, const moor_wire_header *
 /* One round as the reader: waits up to the deadline, takes what is there. Text of what is wrong, or NULL. */
 static const char *read_some(moor_connection *connection, uint64_t deadline_ns)
 {
-    if (!wait_for(connection->fd, POLLIN, deadline_ns))
+    if (!wait_for(connection->inherit.fd, POLLIN, deadline_ns))
         return NULL;
     const char *wrong = receive(connection);
     while (!wrong) {
@@ -432,7 +458,7 @@ static int send_locked(moor_connection *connection, const moor_wire_header *head
         return 0;
     connection->writing = 1;
     pthread_mutex_unlock(&connection->mutex);
-    int sent = send_all(connection->fd, header, head, head_n, tail, tail_n, deadline_ns);
+    int sent = send_all(connection->inherit.fd, header, head, head_n, tail, tail_n, deadline_ns);
     pthread_mutex_lock(&connection->mutex);
     connection->writing = 0;
     if (!sent)
@@ -514,6 +540,49 @@ moor_status moor_connection_call(moor_connection *connection, uint16_t type, con
     return MOOR_OK;
 }
 
+/* ---- leases ----------------------------------------------------------------------------------------------------- */
+
+void moor_connection_lease(moor_connection *connection)
+{
+    moor_connection_retain(connection);
+    atomic_fetch_add(&connection->inherit.leases, 1);
+}
+
+void moor_connection_make_private(moor_connection *connection)
+{
+    atomic_fetch_sub(&connection->inherit.leases, 1);
+}
+
+int moor_connection_reads(const moor_connection *connection)
+{
+    return moor_inherit_reads(&connection->inherit);
+}
+
+/* The parent's threads are not here: whatever else refers to the connection stays as it was found. */
+static void unlease_in_child(moor_connection *connection)
+{
+    if (atomic_fetch_sub(&connection->inherit.leases, 1) != 1)
+        return;
+    moor_inherit_close(&connection->inherit);
+    if (connection->shape.arena)
+        munmap((void *)(uintptr_t)connection->shape.arena, connection->shape.arena_bytes);
+    connection->shape.arena = NULL;
+}
+
+void moor_connection_unlease(moor_connection *connection, uint64_t handle)
+{
+    if (!moor_connection_reads(connection))
+        return;
+    if (connection->pid != getpid()) {
+        unlease_in_child(connection);
+        return;
+    }
+    atomic_fetch_sub(&connection->inherit.leases, 1); /* first: a fork from here on hands nothing on */
+    if (!moor_connection_handed_on(connection))
+        moor_connection_post_release(connection, handle);
+    moor_connection_release(connection);
+}
+
 void moor_connection_post_release(moor_connection *connection, uint64_t handle)
 {
     moor_wire_handle message = {.handle = handle};
@@ -536,7 +605,7 @@ static moor_status connect_to(moor_connection *connection, const char *dir, uint
     if (status)
         return status;
     memcpy(address.sun_path, path, sizeof(path));
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = moor_inherit_socket(&connection->inherit);
     if (fd < 0)
         return moor_fail_errno(MOOR_E_IO, errno, "%s: socket", path);
     /* EAGAIN: its queue of newcomers is full. */
@@ -544,18 +613,10 @@ static moor_status connect_to(moor_connection *connection, const char *dir, uint
         int err = errno;
         if (err == EINTR)
             continue;
-        if (err != EAGAIN || moor_now_ns() >= deadline_ns) {
-            close(fd);
+        if (err != EAGAIN || moor_now_ns() >= deadline_ns)
             return moor_fail_errno(err == ECONNREFUSED || err == ENOENT ? MOOR_E_CLOSED : MOOR_E_IO, err, "%s", path);
-        }
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
-    status = moor_forkfd_add(fd);
-    if (status) {
-        close(fd);
-        return status;
-    }
-    connection->fd = fd;
     return MOOR_OK;
 }
 
@@ -576,7 +637,7 @@ moor_status moor_connection_open(const char *dir, const char *instance, uint32_t
                                       &payload, &n);
     free(payload);
     if (status)
-        moor_connection_release(connection);
+        moor_connection_disown(connection);
     else
         *out = connection;
     return status;

@@ -7,8 +7,9 @@
  * handed over under a mutex, but no lock is held during a socket call. Every call has a deadline; a store that does not keep
  * it has its connection given up: no further call is made over it, but the socket stays, because the leases of the records that were opened
  * over it hang on it. So has one that sends what it should not, or what this process has no descriptor for.
- * Counted: the client and every record hold it. The mapping lives as long as the object, and so does the socket until the connection is
- * found dead. In a forked child nothing works (MOOR_E_FORKED) and nothing is freed.
+ * Counted: its owner, every user and every record hold it. The mapping lives as long as the object, and so does the socket until the
+ * connection is found dead. A forked child has the leases of the records that were open (inherit.h); nothing else works there
+ * (MOOR_E_FORKED), and nothing else is freed.
  */
 #ifndef MOOR_CONNECTION_H
 #define MOOR_CONNECTION_H
@@ -35,9 +36,13 @@ typedef struct moor_shape { /* of a store's rows; layer_ids lives as long as the
 /* MOOR_E_CLOSED: nobody listens (the store's process is gone, or only about to come). */
 moor_status moor_connection_open(const char *dir, const char *instance, uint32_t store_index, uint64_t deadline_ns,
                                  moor_connection **out);
+void moor_connection_disown(moor_connection *connection); /* what open gave */
+/* One that is handed on to a forked child is closed with its last user, whether or not its owner looks again. */
 moor_connection *moor_connection_retain(moor_connection *connection);
 void moor_connection_release(moor_connection *connection);
-int moor_connection_dead(moor_connection *connection);
+/* 1: nothing new shall be done over it. It is dead, or handed on (calls still work then, but a lease would not end by itself). */
+int moor_connection_spent(moor_connection *connection);
+int moor_connection_handed_on(const moor_connection *connection);
 pid_t moor_connection_pid(const moor_connection *connection);
 const moor_shape *moor_connection_shape(const moor_connection *connection);
 
@@ -47,5 +52,13 @@ moor_status moor_connection_call(moor_connection *connection, uint16_t type, con
                                  const void *tail, size_t tail_n, uint64_t deadline_ns, void **payload, size_t *n);
 /* RELEASE: no reply. */
 void moor_connection_post_release(moor_connection *connection, uint64_t handle);
+
+/* A record that forked children have, too: a user from lease to unlease, which ends the lease at the store, in whichever process is the last. */
+void moor_connection_lease(moor_connection *connection);
+void moor_connection_unlease(moor_connection *connection, uint64_t handle);
+void moor_connection_make_private(
+    moor_connection *connection); /* the lease: no child shall have it; the record stays a user */
+/* 1 when the leases hold in this process. */
+int moor_connection_reads(const moor_connection *connection);
 
 #endif

@@ -208,15 +208,20 @@ static moor_status ambiguous(struct found *found, const char *id, uint32_t id_le
 moor_status moor_open(moor_client *client, const char *id, uint32_t id_len, double timeout, uint32_t flags,
                       uint64_t rows, moor_record **out)
 {
-    struct request request = {MOOR_WIRE_OPEN, id, id_len, {.rows = rows, .flags = flags, .id_len = id_len}};
+    struct request request = {
+        MOOR_WIRE_OPEN, id, id_len, {.rows = rows, .flags = flags & MOOR_OPEN_PREFIX, .id_len = id_len}};
     struct found found = {.n = 0};
     moor_status status = check_open(client, "open", id, id_len, out);
+    if (!status && flags & ~(uint32_t)(MOOR_OPEN_PREFIX | MOOR_OPEN_PRIVATE))
+        status = moor_fail(MOOR_E_INVALID, "open: flags %#x", flags);
     if (!status)
         status = find(client, &request, timeout, &found);
     if (status)
         return status;
     if (found.n > 1)
         return ambiguous(&found, id, id_len);
+    if (flags & MOOR_OPEN_PRIVATE)
+        moor_record_make_private(found.records[0]);
     *out = found.records[0];
     free(found.records);
     return MOOR_OK;

@@ -130,7 +130,7 @@ static moor_status make_record(moor_connection *connection, const struct parts *
     record->info.versions = versions;
     record->info.request_id = id;
     record->info.session_id = session;
-    moor_connection_retain(connection);
+    moor_connection_lease(connection);
     *out = record;
     return MOOR_OK;
 }
@@ -175,28 +175,57 @@ uint32_t moor_record_alias_index(const moor_record *record)
     return record->index;
 }
 
+void moor_record_make_private(moor_record *record)
+{
+    for (uint32_t i = 0; i < record->n_parts; i++)
+        moor_record_make_private(record->parts[i]);
+    if (record->connection && !record->private)
+        moor_connection_make_private(record->connection);
+    record->private = 1;
+}
+
 /* ---- reading ---------------------------------------------------------------------------------------------------- */
+
+/* Rows of parts are memory of the process that reads them. */
+static int readable(const moor_record *record)
+{
+    if (record->connection && !record->private)
+        return moor_connection_reads(record->connection);
+    return record->parts || record->pid == getpid();
+}
 
 static moor_status check(const moor_record *record, const char *what)
 {
     if (!record)
         return moor_fail(MOOR_E_INVALID, "%s: no record", what);
-    if (record->pid != getpid())
-        return moor_fail(MOOR_E_FORKED, "%s: the record of request %s was opened by the parent process %d", what,
+    if (!readable(record))
+        return moor_fail(MOOR_E_FORKED, "%s: the record of request %s was opened by process %d for itself alone", what,
                          record->info.request_id, (int)record->pid);
     return MOOR_OK;
 }
 
-moor_status moor_record_home(const moor_record *record, moor_connection **connection, uint64_t *handle)
+/* For what changes a record: a child has its rows, and none of the parent's connections. */
+static moor_status check_ours(const moor_record *record, const char *what)
 {
-    moor_status status = check(record, "session_insert");
+    moor_status status = check(record, what);
+    if (!status && record->pid != getpid())
+        return moor_fail(
+            MOOR_E_FORKED,
+            "%s: the record of request %s was opened by the parent process %d; a child reads and releases it", what,
+            record->info.request_id, (int)record->pid);
+    return status;
+}
+
+moor_status moor_record_home(const moor_record *record, const moor_shape **shape, uint64_t *handle)
+{
+    moor_status status = check_ours(record, "session_insert");
     if (!status && !record->connection)
         status = moor_fail(MOOR_E_UNSUPPORTED,
                            "session_insert: request %s was recorded by %u pipeline stages, a session is in one store",
                            record->info.request_id, record->n_parts);
     if (status)
         return status;
-    *connection = record->connection;
+    *shape = moor_connection_shape(record->connection);
     *handle = record->info.handle;
     return MOOR_OK;
 }
@@ -360,23 +389,25 @@ static moor_status call_by_handle(moor_record *record, uint16_t type, uint32_t v
 
 moor_status moor_record_event(moor_record *record, uint32_t event)
 {
-    moor_status status = check(record, "record_event");
+    moor_status status = check_ours(record, "record_event");
     return status ? status : call_by_handle(record, MOOR_WIRE_EVENT, event);
 }
 
 moor_status moor_record_claim(moor_record *record, uint32_t owner)
 {
-    moor_status status = check(record, "record_claim");
+    moor_status status = check_ours(record, "record_claim");
     return status ? status : call_by_handle(record, MOOR_WIRE_CLAIM, owner);
 }
 
 void moor_record_release(moor_record *record)
 {
-    if (!record || record->pid != getpid())
+    if (!record || !readable(record))
         return;
-    if (record->connection) {
+    if (record->connection && record->private) {
         moor_connection_post_release(record->connection, record->info.handle);
         moor_connection_release(record->connection);
+    } else if (record->connection) {
+        moor_connection_unlease(record->connection, record->info.handle);
     }
     for (uint32_t i = 0; i < record->n_parts; i++)
         moor_record_release(record->parts[i]);

@@ -4,7 +4,8 @@
  *
  * record_* are called by hosts through the ABI, moor_record_from_* by client.c. Immutable after it was made, so any thread
  * may read it and there is no lock. Owns its arrays and one reference of its connection (which keeps the mapping): it stays
- * readable after detach and after the server's death; its lease ends with release or with the connection.
+ * readable after detach and after the server's death; its lease ends with release or with the connection. A forked child has it, too,
+ * leased as in the parent: it reads and releases it (inherit.h); what it would change is MOOR_E_FORKED there.
  */
 #ifndef MOOR_RECORD_VIEW_H
 #define MOOR_RECORD_VIEW_H
@@ -15,6 +16,7 @@
 struct moor_record {
     moor_connection *connection; /* NULL: of parts */
     pid_t pid;
+    int private; /* opened with MOOR_OPEN_PRIVATE */
     uint32_t index;
     moor_record_info info;
     /* What pipeline stages have of it (stages.h), each a record of its own, and the rows put together. */
@@ -30,8 +32,9 @@ struct moor_record {
 moor_status moor_records_from_reply(moor_connection *connection, const void *payload, size_t size, moor_record ***out,
                                     uint32_t *n);
 
-/* Where it was opened (no reference of its own), and its handle there; MOOR_E_FORKED in a forked child. */
-moor_status moor_record_home(const moor_record *record, moor_connection **connection, uint64_t *handle);
+/* The store where it was opened, and its handle there; MOOR_E_FORKED in a forked child. */
+moor_status moor_record_home(const moor_record *record, const moor_shape **shape, uint64_t *handle);
+void moor_record_make_private(moor_record *record);
 uint32_t moor_record_alias_index(const moor_record *record); /* place among the records of the id it was opened by */
 
 /* record_info of the ABI (its own name is taken by the struct). */

@@ -17,6 +17,7 @@ struct asking {
     uint32_t id_len, key_len;
     const int32_t *tokens;
     moor_wire_session head;
+    int opens; /* records, whose leases are the client's own connections' */
     uint32_t n;
     moor_connection *connections[MOOR_CLIENT_STORES];
 };
@@ -34,8 +35,11 @@ static moor_status begin(struct asking *a, const char *what)
         status = moor_fail(MOOR_E_INVALID, "%s: the session's id is empty", what);
     if (!status && ((a->key_len && !a->key) || (a->head.n_tokens && !a->tokens)))
         status = moor_fail(MOOR_E_INVALID, "%s: key or tokens are NULL", what);
+    moor_client *asked = a->client;
+    if (!status && !a->opens)
+        status = moor_client_for_sessions(a->client, &asked);
     if (!status)
-        status = moor_client_take(a->client, a->connections, &a->n);
+        status = moor_client_take(asked, a->connections, &a->n);
     if (!status && !a->n)
         status = moor_fail(MOOR_E_NOT_FOUND, "instance \"%s\" has no store: no session %.*s",
                            moor_client_instance(a->client), (int)a->id_len, a->id);
@@ -141,17 +145,22 @@ static moor_status ask(struct asking *a, const char *what, uint16_t type, uint32
     return status;
 }
 
+static int same_store(const moor_shape *a, const moor_shape *b)
+{
+    return a->store_index == b->store_index && a->nonce == b->nonce;
+}
+
 /* The store of the record, if the session may live there. */
 static moor_status place(struct asking *a, const moor_record *record, uint32_t *store)
 {
     struct known known = {-1, -1, -1};
-    moor_connection *home = NULL;
+    const moor_shape *home = NULL;
     moor_status status = record ? moor_record_home(record, &home, &a->head.handle) : MOOR_OK;
     uint32_t at = 0;
-    while (!status && home && at < a->n && a->connections[at] != home)
+    while (!status && home && at < a->n && !same_store(moor_connection_shape(a->connections[at]), home))
         at++;
     if (!status && home && at == a->n)
-        status = moor_fail(MOOR_E_INVALID, "session %.*s: the record is of another client, or of a store that is gone",
+        status = moor_fail(MOOR_E_INVALID, "session %.*s: the record is of another server, or of a store that is gone",
                            (int)a->id_len, a->id);
     if (!status && a->n > 1)
         status = look(a, &known);
@@ -478,7 +487,7 @@ static moor_status make_exported(const struct asking *a, uint32_t store, const v
 moor_status moor_client_session_export(moor_client *client, const char *id, uint32_t id_len, const char *key,
                                        uint32_t key_len, moor_exported **out)
 {
-    struct asking a = {.client = client, .id = id, .id_len = id_len, .key = key, .key_len = key_len};
+    struct asking a = {.client = client, .id = id, .id_len = id_len, .key = key, .key_len = key_len, .opens = 1};
     void *payload = NULL;
     size_t n;
     uint32_t store;

@@ -5,7 +5,8 @@
  * for in vain; then nothing is, until a record is there again. */
 static int waits = 1;
 
-static moor_record *open_record(const moor_delivery *d, uint32_t flags)
+/* Private: a helper process that the engine forks at this moment must not keep the lease for its whole life. */
+static moor_record *open_record(const moor_delivery *d)
 {
     moor_runtime *rt = moor_runtime_get();
     moor_client *client = moor_runtime_client();
@@ -14,7 +15,8 @@ static moor_record *open_record(const moor_delivery *d, uint32_t flags)
     moor_record *record = NULL;
     moor_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = rt->api->open(client, d->id, (uint32_t)d->id_len, waits ? d->timeout : 0, flags, d->rows, &record);
+    status = rt->api->open(client, d->id, (uint32_t)d->id_len, waits ? d->timeout : 0,
+                           MOOR_OPEN_PREFIX | MOOR_OPEN_PRIVATE, d->rows, &record);
     Py_END_ALLOW_THREADS
     waits = status != MOOR_E_TIMEOUT && status != MOOR_E_NOT_FOUND;
     if (status == MOOR_E_CLOSED) { /* the store's process was restarted: attach anew next time */
@@ -43,7 +45,7 @@ static PyObject *empty_array(uint64_t rows, const moor_record_info *info, uint32
 PyObject *moor_deliver_array(const moor_delivery *d)
 {
     moor_runtime *rt = moor_runtime_get();
-    moor_record *record = open_record(d, MOOR_OPEN_PREFIX);
+    moor_record *record = open_record(d);
     if (!record)
         return NULL;
     moor_record_info info = MOOR_RECORD_INFO_INIT;
@@ -79,7 +81,7 @@ out:
 PyObject *moor_deliver_ref(const moor_delivery *d)
 {
     moor_runtime *rt = moor_runtime_get();
-    moor_record *record = open_record(d, MOOR_OPEN_PREFIX);
+    moor_record *record = open_record(d);
     if (!record)
         return NULL;
     char text[8192]; /* of 64 pipeline stages at most */

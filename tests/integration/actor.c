@@ -141,12 +141,12 @@ static const char *verify(const moor_record *record, const moor_record_info *inf
     return result;
 }
 
-static void open_record(const char *id, double timeout)
+static void open_record(const char *id, double timeout, uint32_t flags)
 {
     char text[400];
     moor_record_info info = MOOR_RECORD_INFO_INIT;
     moor_record *record;
-    moor_status status = api->open(client, id, (uint32_t)strlen(id), timeout, 0, 0, &record);
+    moor_status status = api->open(client, id, (uint32_t)strlen(id), timeout, flags, 0, &record);
     if (status)
         return answer(status, NULL);
     records[n_records++] = record;
@@ -188,6 +188,8 @@ static void fork_check(void)
                       client ? api->status_name(api->open(client, "a", 1, 0, 0, 0, &record)) : "-");
         n += snprintf(text + n, sizeof(text) - (size_t)n, "info=%s ",
                       n_records ? api->status_name(api->record_info(records[0], &info)) : "-");
+        n += snprintf(text + n, sizeof(text) - (size_t)n, "event=%s ",
+                      n_records ? api->status_name(api->record_event(records[0], 2)) : "-");
         n += snprintf(text + n, sizeof(text) - (size_t)n, "count=%s ",
                       process ? api->status_name(api->count(process, "moor_opens_total", 1)) : "-");
         n += snprintf(text + n, sizeof(text) - (size_t)n, "step=%s ",
@@ -219,18 +221,75 @@ static void fork_check(void)
     answer(MOOR_OK, got == (ssize_t)sizeof(text) && status == 0 ? text : "the child failed");
 }
 
-/* A forked child that lives on and does nothing, as a worker's helper process would. */
+/* What the first record is here: "good", or what is wrong with it. */
+static const char *first_record(void)
+{
+    moor_record_info info = MOOR_RECORD_INFO_INIT;
+    moor_status status = api->record_info(records[0], &info);
+    const char *wrong = status ? api->status_name(status) : verify(records[0], &info);
+    return *wrong ? wrong : "good";
+}
+
+static void release_all(void)
+{
+    while (n_records)
+        api->record_release(records[--n_records]);
+}
+
+static int child_in, child_out; /* pipes of the last child */
+
+/* A data loader's worker: it does nothing but what `tell` sends, until its parent ends (or, told to s(tay), until it is killed):
+ * v(erify), r(elease), e(vent), f(ork a child, which verifies and goes on in its place). */
+static void child_main(int in, int out)
+{
+    char word, reply[64];
+    int stays = 0, handed_over = 0;
+    alarm(60); /* its end if the test forgets it */
+    while (!handed_over && read(in, &word, 1) == 1) {
+        snprintf(reply, sizeof(reply), "done");
+        if (word == 's')
+            stays = 1;
+        else if (word == 'r')
+            release_all();
+        else if (word == 'e')
+            snprintf(reply, sizeof(reply), "%s", api->status_name(api->record_event(records[0], 2)));
+        else if (word == 'f' && fork() > 0)
+            stays = handed_over = 1;
+        else
+            snprintf(reply, sizeof(reply), "%s", first_record());
+        if (!handed_over && write(out, reply, sizeof(reply)) < 0)
+            break;
+    }
+    while (stays)
+        pause();
+    _exit(0);
+}
+
 static void leave_child(void)
 {
     char text[32];
+    int in[2], out[2];
+    if (pipe(in) || pipe(out))
+        return answer(MOOR_E_IO, NULL);
     pid_t child = fork();
     if (child == 0) {
-        alarm(60); /* its end if the test forgets it */
-        for (;;)
-            pause();
+        close(in[1]);
+        close(out[0]);
+        child_main(in[0], out[1]);
     }
+    close(in[0]);
+    close(out[1]);
+    child_in = in[1];
+    child_out = out[0];
     snprintf(text, sizeof(text), "%d", (int)child);
     answer(MOOR_OK, text);
+}
+
+static void tell_child(char word)
+{
+    char reply[64];
+    ssize_t got = write(child_in, &word, 1) == 1 ? read(child_out, reply, sizeof(reply)) : -1;
+    answer(MOOR_OK, got == sizeof(reply) ? reply : "the child is gone");
 }
 
 /* Several threads open and release at once. */
@@ -258,7 +317,8 @@ static void *race(void *user)
     return NULL;
 }
 
-static void race_opens(const char *id, int threads, int rounds)
+/* forks: children that read the first record, made while the threads are at it. */
+static void race_opens(const char *id, int threads, int rounds, int forks)
 {
     struct racer racers[16];
     int failed = 0;
@@ -266,6 +326,17 @@ static void race_opens(const char *id, int threads, int rounds)
     for (int i = 0; i < threads; i++) {
         racers[i] = (struct racer){.id = id, .rounds = rounds};
         pthread_create(&racers[i].thread, NULL, race, &racers[i]);
+    }
+    for (int i = 0; i < forks; i++) {
+        int status = 1;
+        pid_t child = fork();
+        if (child == 0) {
+            int good = !strcmp(first_record(), "good");
+            release_all();
+            _exit(!good);
+        }
+        waitpid(child, &status, 0);
+        failed += status != 0;
     }
     for (int i = 0; i < threads; i++) {
         pthread_join(racers[i].thread, NULL);
@@ -364,7 +435,7 @@ static int obey_record(const char *word, const char *a)
 static int obey(char *line)
 {
     char *word = strtok(line, " "), *a = strtok(NULL, ""), id[128] = "";
-    unsigned long long x = 0, y = 0;
+    unsigned long long x = 0, y = 0, z = 0;
     double timeout = 0;
     if (!word)
         return 1;
@@ -377,25 +448,23 @@ static int obey(char *line)
     else if (!strcmp(word, "detach"))
         api->detach(client), client = NULL, answer(MOOR_OK, NULL);
     else if (!strcmp(word, "open") && sscanf(a, "%127s %lf", id, &timeout) == 2)
-        open_record(id, timeout);
+        open_record(id, timeout, 0);
+    else if (!strcmp(word, "open_private") && sscanf(a, "%127s %lf", id, &timeout) == 2)
+        open_record(id, timeout, MOOR_OPEN_PRIVATE);
     else if (!strcmp(word, "open_all") && sscanf(a, "%127s %lf", id, &timeout) == 2)
         open_all(id, timeout);
     else if (!strcmp(word, "verify")) {
-        moor_record_info info = MOOR_RECORD_INFO_INIT;
-        api->record_info(records[0], &info);
-        const char *wrong = verify(records[0], &info);
-        answer(MOOR_OK, *wrong ? wrong : "good");
+        answer(MOOR_OK, first_record());
     } else if (!strcmp(word, "release")) {
-        while (n_records)
-            api->record_release(records[--n_records]);
+        release_all();
         answer(MOOR_OK, NULL);
     } else if (!strcmp(word, "truncate") && sscanf(a, "%127s %llu", id, &x) == 2)
         answer(api->client_truncate(client, id, (uint32_t)strlen(id), x), NULL);
     else if (!strcmp(word, "gate")) {
         moor_gate_status status = MOOR_GATE_STATUS_INIT;
         answer(api->client_gate(client, a, NULL, 1, &status), NULL);
-    } else if (!strcmp(word, "race") && sscanf(a, "%127s %llu %llu", id, &x, &y) == 3)
-        race_opens(id, (int)x, (int)y);
+    } else if (!strcmp(word, "race") && sscanf(a, "%127s %llu %llu %llu", id, &x, &y, &z) >= 3)
+        race_opens(id, (int)x, (int)y, (int)z);
     else if (!strcmp(word, "resolve"))
         resolve(a);
     else if (!strcmp(word, "stats"))
@@ -406,6 +475,8 @@ static int obey(char *line)
         fork_check();
     else if (!strcmp(word, "child"))
         leave_child();
+    else if (!strcmp(word, "tell"))
+        tell_child(a ? *a : 'v');
     else if (!strcmp(word, "weigh") && sscanf(a, "%llu", &x) == 1)
         weigh(x);
     else if (!strcmp(word, "exit"))

@@ -297,12 +297,12 @@ static void forked_child_has_nothing_and_joins_by_itself(void **state)
     actor a;
     actor_start(&a, NULL);
     actor_say(&a, "ok default ", "join {}");
-    actor_say(&a, "ok open=- info=- count=MOOR_E_FORKED step=- join=MOOR_OK default", "fork");
+    actor_say(&a, "ok open=- info=- event=- count=MOOR_E_FORKED step=- join=MOOR_OK default", "fork");
     /* the child's coming and going did not take the parent's lock away */
     actor b;
     actor_start(&b, NULL);
     actor_say(&b, "ok default-2 ", "join {}");
-    actor_say(&a, "ok open=- info=- count=MOOR_E_FORKED step=- join=MOOR_OK default", "fork");
+    actor_say(&a, "ok open=- info=- event=- count=MOOR_E_FORKED step=- join=MOOR_OK default", "fork");
     actor_say(&a, "ok", "leave");
     assert_int_equal(files_in(path("default")), -1);
 }

@@ -56,6 +56,29 @@ static void S1_12_columns_of_all_stages_are_one_record(void **state)
     }
 }
 
+/* Its rows are memory of the reader's own, its leases those of the stages: both are a forked child's, too. */
+static void S2_8_a_forked_child_has_a_record_of_stages(void **state)
+{
+    (void)state;
+    actor stage[2], consumer, other;
+    start_stages(stage, 0, "01", "2");
+    start_consumer(&consumer);
+    start_consumer(&other);
+    step_both(stage, "a", 0, 8);
+    seal_both(stage, 0, "a", 8);
+    actor_say(&consumer, "ok a rows=8", "open a 5");
+    actor_say(&consumer, "ok ", "child");
+    actor_say(&consumer, "ok", "release");
+    actor_say(&consumer, "ok good", "tell verify");
+    actor_say(&consumer, "ok MOOR_E_FORKED", "tell event");
+    actor_say(&other, "ok", "stats");
+    assert_non_null(strstr(other.line, "\"leases\": 1"));
+    actor_say(&consumer, "ok done", "tell release");
+    for (int i = 0; i < 200 && strstr(actor_say(&other, "ok", "stats"), "\"leases\": 1"); i++)
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    assert_null(strstr(other.line, "\"leases\": 1"));
+}
+
 /* Whichever stage is the last to seal is waited for; one that never does is named. */
 static void S1_12_every_stage_is_waited_for_in_either_order(void **state)
 {
@@ -231,6 +254,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(S1_12_columns_of_all_stages_are_one_record, actors_begin, actors_end),
+        cmocka_unit_test_setup_teardown(S2_8_a_forked_child_has_a_record_of_stages, actors_begin, actors_end),
         cmocka_unit_test_setup_teardown(S1_12_every_stage_is_waited_for_in_either_order, actors_begin, actors_end),
         cmocka_unit_test_setup_teardown(S1_12_a_row_that_one_stage_lacks_is_missing, actors_begin, actors_end),
         cmocka_unit_test_setup_teardown(S1_12_a_row_of_two_weight_epochs_is_missing, actors_begin, actors_end),

@@ -222,7 +222,8 @@ static void a_killed_consumer_leaves_no_lease(void **state)
     actor_say(&watcher, "ok next", "open next 1");
 }
 
-static void a_forked_child_of_a_consumer_has_nothing(void **state)
+/* It reads, and that is all: nothing that it does or is reaches its parent. */
+static void a_forked_child_has_the_records_and_nothing_else(void **state)
 {
     (void)state;
     actor server, consumer, watcher;
@@ -231,15 +232,157 @@ static void a_forked_child_of_a_consumer_has_nothing(void **state)
     start_consumer(&consumer);
     start_consumer(&watcher);
     actor_say(&consumer, "ok held", "open held 1");
-    actor_say(&consumer, "ok open=MOOR_E_FORKED info=MOOR_E_FORKED", "fork");
+    actor_say(&consumer, "ok open=MOOR_E_FORKED info=MOOR_OK event=MOOR_E_FORKED", "fork");
     assert_int_equal(stat_of(&watcher, "leases"), 1); /* the child's release and detach were its own */
     actor_say(&consumer, "ok good", "verify");
     actor_say(&consumer, "ok held", "open held 1");
-    actor_say(&server, "ok open=- info=- count=MOOR_E_FORKED step=MOOR_E_FORKED join=MOOR_OK default", "fork");
+    actor_say(&server, "ok open=- info=- event=- count=MOOR_E_FORKED step=MOOR_E_FORKED join=MOOR_OK default", "fork");
     actor_say(&watcher, "ok held", "open held 1");
 }
 
-/* A child that inherited the connections must not keep them open after its parent was killed, on either side. */
+/* Frees the record of that id, and has others written where its rows would lie if nobody held them. */
+static void free_and_write_over(actor *server, actor *other, const char *id)
+{
+    actor_say(other, "ok", "open %s 1", id);
+    actor_say(other, "ok", "event 2");
+    actor_say(other, "ok", "release");
+    for (int i = 0; i < 200; i++) {
+        char name[8];
+        snprintf(name, sizeof(name), "y%d", i);
+        record(server, name, 10);
+    }
+}
+
+/* What a data loader's worker does: it reads what its parent opened, long after the parent has let go of it. */
+static void S2_8_a_forked_child_reads_its_rows_whatever_the_parent_does(void **state)
+{
+    (void)state;
+    actor server, consumer, other;
+    start_server(&server);
+    record(&server, "held", 10);
+    start_consumer(&consumer);
+    start_consumer(&other);
+    actor_say(&consumer, "ok held", "open held 1");
+    actor_say(&consumer, "ok ", "child");
+    actor_say(&consumer, "ok", "release");
+    free_and_write_over(&server, &other, "held");
+    actor_say(&consumer, "ok good", "tell verify");
+    assert_int_equal(stat_of(&other, "leases"), 1);
+    actor_say(&consumer, "ok y1", "open y1 1"); /* over a connection of its own, with a lease of its own */
+    assert_int_equal(stat_of(&other, "leases"), 2);
+    actor_say(&consumer, "ok", "release");
+    wait_stat(&other, "leases", 1);
+    actor_say(&consumer, "ok good", "tell verify");
+    actor_say(&consumer, "ok MOOR_E_FORKED", "tell event");
+    actor_say(&consumer, "ok done", "tell release");
+    wait_stat(&other, "leases", 0);
+}
+
+static void S2_8_a_childs_end_is_the_end_of_what_it_inherited(void **state)
+{
+    (void)state;
+    actor server, consumer, other;
+    start_server(&server);
+    record(&server, "held", 10);
+    start_consumer(&consumer);
+    start_consumer(&other);
+    actor_say(&consumer, "ok held", "open held 1");
+    int child = atoi(actor_say(&consumer, "ok ", "child") + 3);
+    actor_say(&consumer, "ok good", "tell fork"); /* the grandchild has it from the child */
+    actor_say(&consumer, "ok", "release");
+    kill(child, SIGKILL);
+    free_and_write_over(&server, &other, "held");
+    actor_say(&consumer, "ok good", "tell verify");
+    assert_int_equal(stat_of(&other, "leases"), 1);
+    actor_say(&consumer, "ok done", "tell release");
+    wait_stat(&other, "leases", 0);
+    /* killed, child or parent, is ended: each lease waits for the other of the two */
+    record(&server, "second", 10);
+    actor_say(&consumer, "ok second", "open second 1");
+    child = atoi(actor_say(&consumer, "ok ", "child") + 3);
+    kill(child, SIGKILL);
+    actor_say(&consumer, "ok good", "verify");
+    assert_int_equal(stat_of(&other, "leases"), 1);
+    actor_say(&consumer, "ok", "release");
+    wait_stat(&other, "leases", 0);
+    actor_say(&consumer, "ok second", "open second 1");
+    child = atoi(actor_say(&consumer, "ok ", "child") + 3);
+    actor_say(&consumer, "ok done", "tell stay");
+    actor_kill(&consumer);
+    assert_int_equal(stat_of(&other, "leases"), 1);
+    kill(child, SIGKILL);
+    wait_stat(&other, "leases", 0);
+}
+
+static void S2_8_forks_while_other_threads_open(void **state)
+{
+    (void)state;
+    actor server, consumer, other;
+    start_server(&server);
+    record(&server, "held", 10);
+    record(&server, "raced", 64);
+    start_consumer(&consumer);
+    start_consumer(&other);
+    actor_say(&consumer, "ok held", "open held 1");
+    actor_say(&consumer, "ok failed=0", "race raced 4 100 30");
+    wait_stat(&other, "leases", 1);
+    actor_say(&consumer, "ok good", "verify");
+    actor_say(&consumer, "ok", "release");
+    wait_stat(&other, "leases", 0);
+    assert_int_equal(stat_of(&other, "clients"),
+                     2); /* what was handed on is closed; one more is the last that was opened over */
+}
+
+/* By its ref, and for one that was opened for this process alone. */
+static void S2_8_a_resolved_record_is_inherited_and_a_private_one_is_not(void **state)
+{
+    (void)state;
+    actor server, consumer, other;
+    start_server(&server);
+    record(&server, "held", 10);
+    start_consumer(&consumer);
+    start_consumer(&other);
+    actor_say(&other, "ok held", "open held 1");
+    char ref[300];
+    snprintf(ref, sizeof(ref), "%s", actor_say(&other, "ok moor1:", "ref") + 3);
+    actor_say(&other, "ok", "release");
+    actor_say(&consumer, "ok held", "open_private held 1");
+    actor_say(&consumer, "ok ", "child");
+    actor_say(&consumer, "ok MOOR_E_FORKED", "tell verify");
+    actor_say(&consumer, "ok", "release");
+    wait_stat(&other, "leases", 0); /* the child has it not */
+    actor_say(&consumer, "ok held", "resolve %s", ref);
+    actor_say(&consumer, "ok ", "child");
+    actor_say(&consumer, "ok", "release");
+    free_and_write_over(&server, &other, "held");
+    actor_say(&consumer, "ok good", "tell verify");
+    actor_say(&consumer, "ok done", "tell release");
+    wait_stat(&other, "leases", 0);
+}
+
+/* A session ends with its client, which a fork with records open, and their release, does not end. */
+static void S2_8_a_fork_ends_no_session(void **state)
+{
+    (void)state;
+    actor server, consumer, other;
+    start_server(&server);
+    record(&server, "first", 10);
+    start_consumer(&consumer);
+    start_consumer(&other);
+    actor_say(&consumer, "ok first", "open first 1");
+    actor_say(&consumer, "ok", "insert one");
+    actor_say(&consumer, "ok ", "child");
+    actor_say(&consumer, "MOOR_E_STATE session two: request first belongs to session one",
+              "insert two"); /* its store is found */
+    actor_say(&consumer, "ok", "release");
+    actor_say(&consumer, "ok done", "tell release");
+    wait_stat(&other, "leases", 0);
+    assert_int_equal(stat_of(&other, "session_keys"), 1);
+    actor_kill(&consumer);
+    wait_stat(&other, "session_keys", 0);
+}
+
+/* A child that inherited the connections must not keep them open after its parent was killed, on either side, unless records are open. */
 static void a_surviving_child_keeps_no_connection(void **state)
 {
     (void)state;
@@ -248,9 +391,9 @@ static void a_surviving_child_keeps_no_connection(void **state)
     record(&server, "held", 10);
     start_consumer(&consumer);
     start_consumer(&watcher);
-    actor_say(&consumer, "ok held", "open held 1");
     int child = atoi(actor_say(&consumer, "ok ", "child") + 3),
         child_of_server = atoi(actor_say(&server, "ok ", "child") + 3);
+    actor_say(&consumer, "ok held", "open held 1");
     wait_stat(&watcher, "leases", 1);
     assert_int_equal(kill(child, 0), 0);
     actor_kill(&consumer);
@@ -578,7 +721,12 @@ int main(void)
         TEST(refs_resolve_and_never_to_another_server),
         TEST(a_ref_of_a_dead_store_costs_no_other_ref_its_lease),
         TEST(a_killed_consumer_leaves_no_lease),
-        TEST(a_forked_child_of_a_consumer_has_nothing),
+        TEST(a_forked_child_has_the_records_and_nothing_else),
+        TEST(S2_8_a_forked_child_reads_its_rows_whatever_the_parent_does),
+        TEST(S2_8_a_childs_end_is_the_end_of_what_it_inherited),
+        TEST(S2_8_a_fork_ends_no_session),
+        TEST(S2_8_forks_while_other_threads_open),
+        TEST(S2_8_a_resolved_record_is_inherited_and_a_private_one_is_not),
         TEST(a_surviving_child_keeps_no_connection),
         TEST(freed_is_stale_and_a_reader_reads_on),
         TEST(records_outlive_detach_and_server),

@@ -48,8 +48,7 @@ static void tags_go_around_without_0(void **state)
     moor_connection *connection;
     assert_int_equal(allocate("x", &connection), MOOR_OK);
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-    assert_int_equal(moor_forkfd_add(fds[0]), MOOR_OK);
-    connection->fd = fds[0];
+    connection->inherit.fd = fds[0];
     connection->next_tag = UINT32_MAX - 1;
     for (int i = 0; i < 3; i++) {
         callers[i] = (caller){.connection = connection};
@@ -65,7 +64,7 @@ static void tags_go_around_without_0(void **state)
         assert_int_equal(callers[i].payload[0], 'a' + i);
         free(callers[i].payload);
     }
-    moor_connection_release(connection);
+    moor_connection_disown(connection);
     close(fds[1]);
 }
 

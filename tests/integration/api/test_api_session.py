@@ -351,26 +351,33 @@ class Stores(SessionTest):
         self.assertEqual(never.export("k").record.store_index, 0)
 
 
-class Between(threading.Thread):
-    """Stands between a client and its store, and may change what the store answers to a request of one type."""
+class Between:
+    """Stands between clients and their store, and may change what the store answers to a request of one type."""
 
     def __init__(self, directory, type, change):
-        super().__init__(daemon=True)
         self.type, self.change = type, change
-        path = os.path.join(directory, "store-0.sock")
-        os.rename(path, path + ".real")
-        self.listener, self.store = (socket.socket(socket.AF_UNIX) for _ in range(2))
-        self.listener.bind(path)
+        self.path = os.path.join(directory, "store-0.sock")
+        os.rename(self.path, self.path + ".real")
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(self.path)
         self.listener.listen()
-        self.store.connect(path + ".real")
-        self.start()
+        self.threads = []
+        threading.Thread(target=self.accept, daemon=True).start()
 
-    def run(self):
-        client, _ = self.listener.accept()
-        with client, self.store, self.listener:
-            threading.Thread(target=self.forward, args=(client,), daemon=True).start()
+    def accept(self):
+        with self.listener:
             while True:
-                data, fds, _, _ = socket.recv_fds(self.store, 65536, 4)
+                client, _ = self.listener.accept()
+                store = socket.socket(socket.AF_UNIX)
+                store.connect(self.path + ".real")
+                self.threads += [threading.Thread(target=to, args=(client, store), daemon=True) for to in (self.back, self.forth)]
+                for thread in self.threads[-2:]:
+                    thread.start()
+
+    def back(self, client, store):
+        with client, store:
+            while True:
+                data, fds, _, _ = socket.recv_fds(store, 65536, 4)
                 if not data:
                     return
                 length, type = struct.unpack_from("=IH", data)
@@ -380,10 +387,14 @@ class Between(threading.Thread):
                 for fd in fds:
                     os.close(fd)
 
-    def forward(self, client):
+    def forth(self, client, store):
         while data := client.recv(65536):
-            self.store.sendall(data)
-        self.store.shutdown(socket.SHUT_RDWR)
+            store.sendall(data)
+        store.shutdown(socket.SHUT_RDWR)
+
+    def join(self):
+        for thread in self.threads:
+            thread.join(5)
 
 
 class Untrusted(SessionTest):
@@ -396,7 +407,7 @@ class Untrusted(SessionTest):
             store.session("s").rollback("turn1 turn2 ", list(range(12)))
         del store
         gc.collect()
-        between.join(5)
+        between.join()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 """Store, leases, errors, waits, processes."""
 import asyncio
 import gc
+import multiprocessing
 import os
 import pickle
 import signal
@@ -11,6 +12,7 @@ import threading
 import time
 import unittest
 import unittest.mock
+import warnings
 import weakref
 
 import moor
@@ -354,6 +356,35 @@ class Processes(ApiTest):
         self.assertLeases(1)
         self.assertEqual(a.tolist(), ids(0, 10))
         self.assertEqual(self.store.open("a", 5).rows, 10)
+
+    def test_S2_8_loaders_read_their_rows_whatever_the_parent_does(self):
+        """Forked workers, as multiprocessing and data loaders start them: the parent lets go, the record is freed, the arena is full of others."""
+        self.server.record("a", 10)
+        record = self.store.open("a", 5)
+        array = record.array()
+        fork = multiprocessing.get_context("fork")
+        freed, said = fork.Event(), fork.SimpleQueue()
+
+        def work():
+            freed.wait(30)
+            said.put((array.tolist() == ids(0, 10), record.array().tolist() == ids(0, 10), record.rows))
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads, from CPython 3.12 on
+            workers = [fork.Process(target=work) for _ in range(3)]
+            for worker in workers:
+                worker.start()
+        del array
+        self.store.discard(record)
+        record.release()
+        for i in range(200):
+            self.server.record(f"b{i}", 10, seed=i + 1)
+        self.assertEqual(self.stat("leases"), 1)
+        freed.set()
+        for worker in workers:
+            worker.join(30)
+            self.assertEqual(said.get(), (True, True, 10))
+        self.assertLeases(0)
 
     def test_ctrl_c_ends_a_wait(self):
         program = ("import moor, sys, threading, _thread, time\ns = moor.attach('api', dir=sys.argv[1])\nprint('waiting', flush=True)\nt = time.monotonic()\n"
