@@ -325,6 +325,7 @@ class Processes(ApiTest):
             return (await store.open_async("a", 5)).rows
 
         self.assertEqual(asyncio.run(wait(self.store)), 10)  # the thread that does this is not in the child
+        self.assertLeases(1)  # what it opened is released: a fork now would keep that, too
         out, into = os.pipe()
         child = os.fork()
         if child == 0:
