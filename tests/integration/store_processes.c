@@ -325,12 +325,9 @@ static void S2_8_forks_while_other_threads_open(void **state)
     start_consumer(&other);
     actor_say(&consumer, "ok held", "open held 1");
     actor_say(&consumer, "ok failed=0", "race raced 4 100 30");
-    wait_stat(&other, "leases", 1);
     actor_say(&consumer, "ok good", "verify");
-    actor_say(&consumer, "ok", "release");
+    actor_say(&consumer, "ok", "release"); /* the last of what was open at the first fork */
     wait_stat(&other, "leases", 0);
-    assert_int_equal(stat_of(&other, "clients"),
-                     2); /* what was handed on is closed; one more is the last that was opened over */
 }
 
 /* By its ref, and for one that was opened for this process alone. */

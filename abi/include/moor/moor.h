@@ -16,9 +16,10 @@
  *  - Timeouts are seconds; 0 = do not wait; every wait ends by its deadline. Times in structs are nanoseconds.
  *  - No function exits, aborts, raises a signal, writes to stdout or calls back into the host except through moor_host.
  *  - After fork() the child has the records that were open, and what they point to, leased as they are in the parent: it reads
- *    (record_info, _copy, _ref) and releases them, and each lease ends when both have released what was open at the fork, or ended. Nothing
- *    else is the child's: handles of the parent return MOOR_E_FORKED there, and it opens its own. An exec ends what it has. A child
- *    that runs no pthread_atfork handlers (clone, _Fork) has nothing: MOOR_E_FORKED, and it must not read what it inherited.
+ *    (record_info, _copy, _ref) and releases them. Their leases end together, when both have released all that was open at the
+ *    fork, or have ended. Nothing else is the child's: handles of the parent return MOOR_E_FORKED there, and it opens its own. An exec
+ *    ends what it has. A child that runs no pthread_atfork handlers (clone, _Fork) has nothing: MOOR_E_FORKED, and it must not read
+ *    what it inherited.
  */
 #ifndef MOOR_MOOR_H
 #define MOOR_MOOR_H
