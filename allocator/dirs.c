@@ -32,21 +32,14 @@ static moor_status add(moor_dirs *dirs, const char *source, const char *path, co
     return MOOR_OK;
 }
 
-moor_status moor_dirs_candidates(const char *given, moor_dirs *out)
+/* $MOOR_DIR and the directories that nobody names. */
+static moor_status add_unnamed(moor_dirs *out)
 {
     char uid[24];
     moor_status status = MOOR_OK;
     const char *env = getenv("MOOR_DIR"), *runtime = getenv("XDG_RUNTIME_DIR");
-    out->n = 0;
-    out->named = 0;
-    if (given && given[0]) {
-        out->named = 1;
-        return add(out, "dir", given, "");
-    }
-    if (env && env[0]) {
-        out->named = 1;
+    if (env && env[0])
         status = add(out, "$MOOR_DIR", env, "");
-    }
     if (!status && runtime && runtime[0] == '/')
         status = add(out, "$XDG_RUNTIME_DIR", runtime, "/moor");
     snprintf(uid, sizeof(uid), "/moor-%u", (unsigned)geteuid());
@@ -55,6 +48,32 @@ moor_status moor_dirs_candidates(const char *given, moor_dirs *out)
     if (!status)
         status = add(out, "/tmp", "/tmp", uid);
     return status;
+}
+
+moor_status moor_dirs_candidates(const char *given, moor_dirs *out)
+{
+    const char *env = getenv("MOOR_DIR");
+    int is_given = given && given[0];
+    out->n = 0;
+    out->named = is_given || (env && env[0]);
+    return is_given ? add(out, "dir", given, "") : add_unnamed(out);
+}
+
+moor_status moor_dirs_all(const char *given, moor_dirs *out)
+{
+    const char *env = getenv("MOOR_DIR"), *alone = getenv("MOOR_HOLDS_DIR");
+    int is_given = given && given[0];
+    out->n = 0;
+    moor_status status = is_given ? add(out, "dir", given, "") : MOOR_OK;
+    if (status)
+        return status;
+    if (alone && alone[0]) {
+        out->named = 1;
+        return add(out, "$MOOR_HOLDS_DIR", alone, "");
+    }
+    out->named = is_given || (env && env[0]);
+    status = add_unnamed(out);
+    return is_given ? MOOR_OK : status;
 }
 
 moor_status moor_dirs_open(const char *path, int create, int *fd)

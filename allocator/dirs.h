@@ -3,7 +3,7 @@
  * dirs.h — where Moor's files lie: the base directories, which of them is usable, and the names inside one.
  *
  * Called by plugin/instance.c (which makes instances), client/ (which looks for them) and hooks/holds.c (whose files lie
- * in <base>/holds). Like error.h it belongs to the lowest layer, because all of those need it. Owns nothing, no lock, no
+ * in <base>/holds, of several bases). Like error.h it belongs to the lowest layer, because all of those need it. Owns nothing, no lock, no
  * state; every file descriptor it gives out is close-on-exec and the caller's.
  *
  * Candidates, in order: the directory that the caller was given; else $MOOR_DIR; else $XDG_RUNTIME_DIR/moor,
@@ -18,7 +18,7 @@
 #include "error.h"
 
 enum {
-    MOOR_DIRS_MAX = 4,
+    MOOR_DIRS_MAX = 5,
     MOOR_NAME_MAX = 48,        /* an instance's name */
     MOOR_SOCKET_PATH_MAX = 107 /* sockaddr_un.sun_path without its NUL */
 };
@@ -32,6 +32,11 @@ typedef struct moor_dirs {
 /* The candidates. given: NULL or "" when the caller has none. A relative or overlong name is MOOR_E_INVALID. When $MOOR_DIR
  * names path[0], the others follow it, for whoever looks for an instance. */
 moor_status moor_dirs_candidates(const char *given, moor_dirs *out);
+
+/* Every directory that anybody of this user may have chosen, so that two processes meet whatever their environments were: the given one,
+ * then $MOOR_DIR and the others; the first one is `named` when it is one of these two. $MOOR_HOLDS_DIR takes the place of all but the given one, for a rig that is to be alone on its
+ * machine. MOOR_E_INVALID as above, of $MOOR_DIR only when none is given. */
+moor_status moor_dirs_all(const char *given, moor_dirs *out);
 
 /* Opens a base directory after checking owner and mode; create: makes it (0700, last component only) when it is absent.
  * MOOR_E_NOT_FOUND (absent), MOOR_E_ACCESS (names owner and mode), MOOR_E_IO. */

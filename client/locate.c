@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "locate.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../allocator/locks.h"
+#include "../allocator/living.h"
 
 /* What was seen on the way, for the error's text. */
 struct look {
@@ -25,30 +23,16 @@ static void note(struct look *look, const char *format, const char *a, const cha
     }
 }
 
-static int lives(int base_fd, const char *name)
-{
-    int fd = openat(base_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    int alive = moor_locks_server_alive(fd);
-    close(fd);
-    return alive;
-}
+struct listing {
+    struct look *look;
+    const char *base;
+};
 
-static void list_living(int base_fd, const char *base, struct look *look)
+static void list_living(void *user, int base_fd, const char *name)
 {
-    int copy = openat(base_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = copy >= 0 ? fdopendir(copy) : NULL;
-    struct dirent *entry;
-    if (!dir) {
-        if (copy >= 0)
-            close(copy);
-        return;
-    }
-    while ((entry = readdir(dir)))
-        if (moor_dirs_name_ok(entry->d_name) && lives(base_fd, entry->d_name))
-            note(look, "; %s/%s lives", base, entry->d_name);
-    closedir(dir);
+    const struct listing *listing = user;
+    if (moor_living(base_fd, name))
+        note(listing->look, "; %s/%s lives", listing->base, name);
 }
 
 moor_status moor_locate(const char *instance, const char *dir, moor_located *out)
@@ -74,7 +58,7 @@ moor_status moor_locate(const char *instance, const char *dir, moor_located *out
             continue;
         }
         /* $MOOR_DIR is often one of the others: the same directory is one match. */
-        if (lives(fd, instance) && fstat(fd, &st) == 0 &&
+        if (moor_living(fd, instance) && fstat(fd, &st) == 0 &&
             !(found && st.st_dev == first.st_dev && st.st_ino == first.st_ino)) {
             if (!found++) {
                 first = st;
@@ -84,7 +68,7 @@ moor_status moor_locate(const char *instance, const char *dir, moor_located *out
             note(&matches, "%s%s", matches.used ? ", " : "", dirs.path[i]);
         }
         if (!found)
-            list_living(fd, dirs.path[i], &seen);
+            moor_living_each(fd, list_living, &(struct listing){&seen, dirs.path[i]});
         close(fd);
         if (found && dirs.named && i == 0)
             return MOOR_OK;

@@ -212,7 +212,7 @@ static moor_status find_holds(const moor_barrier_call *call, uint32_t generation
     uint32_t external, size = round_size(call->cell, generation, &external);
     char done[8][MOOR_LABEL_BYTES]; /* devices looked at; beyond eight one may be looked at twice, which is harmless */
     uint32_t n_done = 0;
-    for (uint32_t rank = 0; rank < size && call->base; rank++) {
+    for (uint32_t rank = 0; rank < size && call->bases; rank++) {
         char device[MOOR_LABEL_BYTES] = "", other[MOOR_LABEL_BYTES];
         moor_state_process *process = process_of_rank(call, rank), *sharer;
         uint32_t seen = 0, alone = 1;
@@ -230,7 +230,7 @@ static moor_status find_holds(const moor_barrier_call *call, uint32_t generation
         }
         if (n_done < 8)
             memcpy(done[n_done++], device, sizeof(device));
-        moor_status status = moor_holds_read(call->base, device, alone ? process->pid : 0, &o->holders);
+        moor_status status = moor_holds_read(call->bases, device, alone ? process->pid : 0, &o->holders);
         if (status)
             return status;
     }
@@ -492,7 +492,7 @@ moor_status moor_resume_arrive(moor_process *process, uint32_t rank, uint32_t wo
                               .replica = replica,
                               .spin_us = process->config.barrier_spin_us,
                               .observe = process->config.barrier_mode == MOOR_MODE_OBSERVE,
-                              .base = process->base,
+                              .bases = &process->hold_bases,
                               .device = name};
     uint64_t start = moor_now_ns();
     status = moor_barrier_meet(&call, timeout, result);

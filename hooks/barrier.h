@@ -36,7 +36,8 @@ typedef struct moor_barrier_call {
     uint32_t replica;    /* whose missing ranks are looked up in the process table; MOOR_NO_REPLICA: not at all */
     uint32_t spin_us;
     int observe;
-    const char *base, *device; /* for holds; NULL: none are looked for */
+    const moor_dirs *bases; /* where holds are looked for; NULL: nowhere */
+    const char *device;
 } moor_barrier_call;
 moor_status moor_barrier_meet(const moor_barrier_call *call, double timeout, moor_barrier_result *result);
 

@@ -15,6 +15,7 @@
 #include <moor/moor.h>
 
 #include "../abi/state.h"
+#include "../allocator/dirs.h"
 #include "../allocator/error.h"
 
 struct moor_process {
@@ -25,8 +26,9 @@ struct moor_process {
     moor_config_values config;
     const moor_config *parsed;
     char instance[64];
-    char dir[PATH_MAX];  /* <dir>/<instance> */
-    char base[PATH_MAX]; /* <dir> */
+    char dir[PATH_MAX];   /* <dir>/<instance> */
+    char base[PATH_MAX];  /* <dir> */
+    moor_dirs hold_bases; /* base, and the others where a hold may lie */
     _Atomic int cleanup_depth;
     void *plugin; /* the plugin's own part */
 };

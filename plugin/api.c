@@ -146,6 +146,7 @@ static const moor_api table = {
     .gate_waiting = moor_gate_waiting,
     .gate_enter_again = moor_gate_enter_again,
     .gate_drain_late = moor_gate_drain_late,
+    .hold_seen_by = moor_hold_seen_by,
 };
 
 __attribute__((visibility("default"))) const moor_api *moor_get_api(uint32_t want, uint32_t *have)

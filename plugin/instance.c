@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "../allocator/dirs.h"
+#include "../allocator/living.h"
 #include "../allocator/locks.h"
 #include "../hooks/holds.h"
 #include "state.h"
@@ -56,26 +57,11 @@ static int alive_or_removed(int base_fd, const char *name)
     return alive;
 }
 
-/* What killed servers left. Only directories that look like an instance: the base may be somebody's $XDG_RUNTIME_DIR. */
-static void sweep(int base_fd)
+/* What killed servers left. */
+static void remove_dead(void *user, int base_fd, const char *name)
 {
-    int copy = openat(base_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = copy >= 0 ? fdopendir(copy) : NULL;
-    struct dirent *entry;
-    if (!dir) {
-        if (copy >= 0)
-            close(copy);
-        return;
-    }
-    while ((entry = readdir(dir))) {
-        char path[NAME_MAX + 16];
-        if (!moor_dirs_name_ok(entry->d_name))
-            continue;
-        snprintf(path, sizeof(path), "%s/locks", entry->d_name);
-        if (faccessat(base_fd, path, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
-            alive_or_removed(base_fd, entry->d_name);
-    }
-    closedir(dir);
+    (void)user;
+    alive_or_removed(base_fd, name);
 }
 
 /* ---- the name --------------------------------------------------------------------------------------------------- */
@@ -178,10 +164,12 @@ moor_status moor_instance_enter(const char *name, const char *dir, moor_instance
         status = moor_dirs_choose(dir, name, in->base, &in->base_fd);
     if (status)
         return status;
-    status = moor_dirs_lock(in->base_fd, in->base, LOCK_WAIT_S);
+    status = moor_dirs_all(in->base, &in->hold_bases);
+    if (!status)
+        status = moor_dirs_lock(in->base_fd, in->base, LOCK_WAIT_S);
     if (!status) {
-        sweep(in->base_fd);
-        moor_holds_sweep(in->base);
+        moor_holds_sweep(&in->hold_bases);
+        moor_living_each(in->base_fd, remove_dead, NULL);
         status = choose_name(in, name, given, &join);
         if (!status)
             status = make_or_join(in, join);

@@ -17,10 +17,11 @@
 #include <limits.h>
 
 #include "../abi/state.h"
-#include "../allocator/error.h"
+#include "../allocator/dirs.h"
 
 typedef struct moor_instance {
     char base[PATH_MAX], dir[PATH_MAX], name[64];
+    moor_dirs hold_bases;
     int base_fd, dir_fd, locks_fd;
     uint32_t slot;
     int created; /* this process made it (it is the server's first) */

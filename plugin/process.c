@@ -156,6 +156,7 @@ static moor_status join_first(const moor_config *config, const moor_process_args
         free(process);
         return status;
     }
+    process->hold_bases = own->instance.hold_bases;
     cell_fill(process, args);
     *out = current = process;
     return MOOR_OK;

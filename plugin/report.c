@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "../hooks/gate.h"
+#include "../hooks/holds.h"
 #include "../hooks/shared_text.h"
 #include "../hooks/weights.h"
 
@@ -178,6 +179,29 @@ static json_t *rings(const moor_state *state)
     return out;
 }
 
+static void add_hold(void *list, const char *device, const moor_holder *holder)
+{
+    json_t *one = json_object();
+    put_text(one, "device", device);
+    put_text(one, "label", holder->label);
+    put(one, "pid", holder->pid);
+    put(one, "bytes", holder->bytes);
+    json_array_append_new(list, one);
+}
+
+/* As the resume barrier of this instance would see them. */
+static json_t *holds(const moor_located *where)
+{
+    json_t *out = json_array();
+    moor_dirs bases;
+    char base[PATH_MAX];
+    snprintf(base, sizeof(base), "%s", where->dir);
+    *strrchr(base, '/') = 0;
+    if (!moor_dirs_all(base, &bases))
+        moor_holds_each(&bases, add_hold, out);
+    return out;
+}
+
 /* "" while it is on. */
 static const char *why_not_recording(const moor_state *state, char *why, size_t size)
 {
@@ -205,6 +229,7 @@ json_t *moor_report(const moor_located *where, moor_state *state, const uint8_t 
     json_object_set_new(out, "gate", gate(state, alive));
     json_object_set_new(out, "weights", weights(state));
     json_object_set_new(out, "barriers", barriers(state));
+    json_object_set_new(out, "holds", holds(where));
     json_object_set_new(out, "cleanup", cleanup(state));
     json_object_set_new(out, "processes", processes(state, alive));
     json_object_set_new(out, "seal_rings", rings(state));

@@ -159,6 +159,8 @@ static void to_prometheus(const json_t *document, moor_wire_buffer *text)
     gauge(text, "gate_in_flight", "Requests admitted and not settled", number(gate, "in_flight"));
     gauge(text, "gate_waiting", "Requests waiting at the gate", number(gate, "waiting"));
     gauge(text, "gate_would_wait", "Requests that enforce would have kept waiting", number(gate, "would_wait"));
+    gauge(text, "holds", "Processes that hold memory on a device of this machine",
+          (double)json_array_size(json_object_get(document, "holds")));
     gauge(text, "weight_epoch", "Epoch of the weights", number(gate, "epoch"));
     json_array_foreach(json_object_get(document, "processes"), index, process) alive +=
         (size_t)json_is_true(json_object_get(process, "alive"));
@@ -201,6 +203,15 @@ static void human_stores(const json_t *document, moor_wire_buffer *text)
         number(barrier, "broken"), number(barrier, "last_wait_s"), number(barrier, "max_wait_s"));
 }
 
+static void human_holds(const json_t *document, moor_wire_buffer *text)
+{
+    size_t i;
+    json_t *hold;
+    json_array_foreach(json_object_get(document, "holds"), i, hold)
+        say(text, "hold on %s  %s (pid %.0f, %.1f MiB)\n", string(hold, "device"), string(hold, "label"),
+            number(hold, "pid"), number(hold, "bytes") / 1048576);
+}
+
 static void to_human(const json_t *document, moor_wire_buffer *text)
 {
     const json_t *gate = json_object_get(document, "gate");
@@ -219,6 +230,7 @@ static void to_human(const json_t *document, moor_wire_buffer *text)
         say(text, "recording is off: %s\n", string(document, "recording_off"));
     human_processes(document, text);
     human_stores(document, text);
+    human_holds(document, text);
     json_object_foreach(json_object_get(document, "counters"), name, value) if (json_integer_value(value))
         say(text, "%-32s %lld\n", name, (long long)json_integer_value(value));
 }

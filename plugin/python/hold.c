@@ -55,6 +55,26 @@ static PyObject *hold_repr(PyObject *self)
     return PyUnicode_FromFormat("<moor.Hold %U on %U%s>", h->label, h->device, h->held ? "" : ", released");
 }
 
+static PyObject *hold_seen_by(PyObject *self, void *Py_UNUSED(closure))
+{
+    hold *h = (hold *)self;
+    char *text = NULL;
+    size_t len;
+    if (!h->held)
+        return moor_py_raise_text(MOOR_E_CLOSED, "the hold %U on %U was released", h->label, h->device);
+    moor_status status =
+        moor_py_api()->hold_seen_by(h->held, &text, &len); /* with the GIL: nobody releases it meanwhile */
+    if (status)
+        return moor_py_raise(status);
+    PyObject *all = PyUnicode_DecodeFSDefaultAndSize(text, (Py_ssize_t)len);
+    moor_py_api()->text_free(text);
+    PyObject *lines = all ? PyUnicode_Splitlines(all, 0) : NULL;
+    PyObject *out = lines ? PyList_AsTuple(lines) : NULL;
+    Py_XDECREF(lines);
+    Py_XDECREF(all);
+    return out;
+}
+
 static PyObject *take(const char *dir, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"device", "label", "nbytes", NULL};
@@ -100,6 +120,15 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyGetSetDef getters[] = {
+    {"seen_by", hold_seen_by, NULL,
+     "The servers that live now where the hold lies, as (\"<dir>/<instance>\", …). A server with a directory of its "
+     "own sees it too; it is\n"
+     "named when the hold was taken with that directory's Store.",
+     NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyMethodDef functions[] = {
     MOOR_PY_METHOD(
         "hold", module_hold, METH_VARARGS | METH_KEYWORDS,
@@ -112,6 +141,7 @@ int moor_py_add_hold(PyObject *module)
     static PyType_Slot slots[] = {{Py_tp_dealloc, hold_dealloc},
                                   {Py_tp_repr, hold_repr},
                                   {Py_tp_methods, methods},
+                                  {Py_tp_getset, getters},
                                   {Py_tp_doc, "Memory held on a device. Made by Store.hold() or moor.hold()."},
                                   {0, NULL}};
     static PyType_Spec spec = {"moor.Hold", sizeof(hold), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,

@@ -30,6 +30,7 @@ def main():
     p.add_argument("--only", help="run the checks whose name contains this")
     args = p.parse_args()
     paths.end_on_sigterm()
+    paths.alone_on_this_machine()
     modules = {}
     for name, _, word in (text.partition(":") for text in args.names):
         modules[name] = load(name), word or None

@@ -185,6 +185,7 @@ int mk_front_main(mk_context *context)
         mk_die("%s: %s", dir, strerror(errno));
     int own = !context->dir;
     context->dir = own ? dir : context->dir;
+    setenv("MOOR_HOLDS_DIR", context->dir, 1); /* no other test's holds */
     pthread_mutex_init(&f.lock, NULL);
     pthread_mutex_init(&f.rpc, NULL);
     pthread_condattr_t monotonic;

@@ -23,6 +23,7 @@
 #include "support/member.h"
 
 static char base[64];
+static moor_dirs bases;
 static _Atomic int *go;
 
 static int start(void **state)
@@ -30,7 +31,10 @@ static int start(void **state)
     (void)state;
     snprintf(base, sizeof(base), "/tmp/moor-holds-XXXXXX");
     go = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    return mkdtemp(base) && go != MAP_FAILED ? 0 : -1;
+    if (!mkdtemp(base) || go == MAP_FAILED)
+        return -1;
+    setenv("MOOR_HOLDS_DIR", base, 1); /* alone on this machine */
+    return moor_dirs_all(NULL, &bases) ? -1 : 0;
 }
 
 static int stop(void **state)
@@ -47,7 +51,7 @@ static int stop(void **state)
 static uint32_t holders(const char *device, moor_holders *out)
 {
     *out = (moor_holders){0};
-    assert_ok(moor_holds_read(base, device, 0, out));
+    assert_ok(moor_holds_read(&bases, device, 0, out));
     return out->count;
 }
 
@@ -57,7 +61,7 @@ static int seen_by_child(const char *device)
     pid_t child = fork();
     if (!child) {
         moor_holders out = {0};
-        _exit(moor_holds_read(base, device, 0, &out) ? 99 : (int)out.count);
+        _exit(moor_holds_read(&bases, device, 0, &out) ? 99 : (int)out.count);
     }
     return support_wait(child);
 }
@@ -123,7 +127,7 @@ static void S5_1_a_process_number_alone_makes_no_rank(void **state)
     char path[PATH_MAX], text[128];
     pid_t child = holder("cpu:0", "trainer", 7);
     moor_holders out = {0};
-    assert_ok(moor_holds_read(base, "cpu:0", (uint32_t)child, &out));
+    assert_ok(moor_holds_read(&bases, "cpu:0", (uint32_t)child, &out));
     assert_int_equal(out.count, 0); /* the rank's own */
     atomic_store(go, 2);
     assert_int_equal(support_wait(child), 0);
@@ -148,7 +152,7 @@ static void S5_1_a_process_number_alone_makes_no_rank(void **state)
     for (int i = 0; i < 20000 && atomic_load(go) != 1; i++)
         support_sleep_ms(1);
     out = (moor_holders){0};
-    assert_ok(moor_holds_read(base, "cpu:0", (uint32_t)getpid(), &out));
+    assert_ok(moor_holds_read(&bases, "cpu:0", (uint32_t)getpid(), &out));
     assert_int_equal(out.count, 1);
     assert_int_equal(out.named[0].pid, getpid());
     atomic_store(go, 3);
@@ -167,7 +171,7 @@ static void S5_1_a_hold_that_cannot_be_opened_counts(void **state)
     assert_int_equal(mkdir(path, 0700), 0);
     snprintf(path, sizeof(path), "%s/holds/cpu:0/1.0.1", base); /* open() of a socket: ENXIO, whoever asks */
     assert_int_equal(mknod(path, S_IFSOCK | 0600, 0), 0);
-    assert_ok(moor_holds_read(base, "cpu:0", 0, &out));
+    assert_ok(moor_holds_read(&bases, "cpu:0", 0, &out));
     assert_int_equal(out.count, 1);
     assert_string_equal(out.named[0].label, "a hold that cannot be opened");
 }
@@ -200,7 +204,7 @@ static void S5_3_holders_are_named(void **state)
     snprintf(expected, sizeof(expected), "verl trainer 0 (pid %d, 81604378624 bytes)", (int)child);
     assert_string_equal(text, expected);
     out = (moor_holders){0};
-    assert_ok(moor_holds_read(base, "GPU-0c25", (uint32_t)child, &out));
+    assert_ok(moor_holds_read(&bases, "GPU-0c25", (uint32_t)child, &out));
     assert_int_equal(out.count, 0);
     atomic_store(go, 2);
     assert_int_equal(support_wait(child), 0);
@@ -231,10 +235,10 @@ static void S5_1_a_fork_inherits_nothing(void **state)
     pid_t child = fork();
     if (!child) {
         moor_holders out = {0};
-        int seen = moor_holds_read(base, "cpu:0", 0, &out) == MOOR_OK && out.count == 1; /* another process' now */
+        int seen = moor_holds_read(&bases, "cpu:0", 0, &out) == MOOR_OK && out.count == 1; /* another process' now */
         moor_hold_release(hold);
         out = (moor_holders){0};
-        seen = seen && moor_holds_read(base, "cpu:0", 0, &out) == MOOR_OK && out.count == 1;
+        seen = seen && moor_holds_read(&bases, "cpu:0", 0, &out) == MOOR_OK && out.count == 1;
         _exit(seen ? 0 : 1);
     }
     assert_int_equal(support_wait(child), 0);
@@ -314,9 +318,9 @@ static void failures_are_named(void **state)
     assert_int_not_equal(moor_hold_take(base, "cpu:0", "x", 0, &hold), MOOR_OK);
     assert_non_null(strstr(moor_last_error(), path));
     assert_null(hold);
-    assert_int_equal(moor_holds_read(base, "cpu:0", 0, &out), MOOR_E_IO);
+    assert_int_equal(moor_holds_read(&bases, "cpu:0", 0, &out), MOOR_E_IO);
     unlink(path);
-    assert_ok(moor_holds_read(base, "cpu:0", 0, &out)); /* a device nobody ever held */
+    assert_ok(moor_holds_read(&bases, "cpu:0", 0, &out)); /* a device nobody ever held */
     assert_int_equal(out.count, 0);
 }
 

@@ -539,6 +539,9 @@ typedef struct moor_api {
                                  const char *device, double timeout, moor_barrier_result *result);
     moor_status (*barrier_arrive)(moor_client *client, const char *name, uint32_t size, uint32_t rank, double timeout,
                                   moor_barrier_result *result);
+    /* Says that this process holds memory on the device, until hold_release or its end. Every server of this user on this machine sees it,
+     * whatever the environment of either was: the hold lies in all directories that one may use, and in `dir` (NULL: none),
+     * for servers that share nothing else, as containers do. */
     moor_status (*hold_take)(const char *dir, const char *device, const char *label, uint64_t bytes, moor_hold **out);
     void (*hold_release)(moor_hold *hold);
 
@@ -619,6 +622,9 @@ typedef struct moor_api {
     moor_status (*gate_enter_again)(moor_process *process, const char *id, uint32_t id_len, uint32_t records,
                                     moor_ticket *out);
     moor_status (*gate_drain_late)(moor_process *process, double timeout);
+    /* The servers that live now in a directory where the hold lies, "<dir>/<instance>" one a line, "" when there are none. A server with a
+     * directory of its own sees the hold as well; it is listed when hold_take was given that directory. *out: text_free. */
+    moor_status (*hold_seen_by)(const moor_hold *hold, char **out, size_t *len);
 } moor_api;
 
 /* Returns the table of version `want`, or NULL when this library does not have it. *have (may be NULL): the newest it has.

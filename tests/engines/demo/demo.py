@@ -429,6 +429,7 @@ def main():
     p.add_argument("--broken", choices=("shift", "drop", "gate", "barrier"),
                    help="break Moor on purpose: the demo must then fail")
     paths.end_on_sigterm()
+    paths.alone_on_this_machine()
     args = p.parse_args()
     if args.without_moor and args.engine != "vllm":
         p.error("--without-moor knows how to pause vLLM only")

@@ -90,6 +90,7 @@ class ApiTest(unittest.TestCase):
         base = tempfile.TemporaryDirectory(prefix="moor-api-")
         self.addCleanup(base.cleanup)
         self.base = base.name
+        os.environ["MOOR_HOLDS_DIR"] = self.base  # no other test's holds
         self.server = Server(self.base, **self.server_args)
         self.addCleanup(self.server.close)
         self.store = moor.attach("api", dir=self.base)

@@ -195,6 +195,9 @@ class Status(ApiTest):
         self.server.record("a", 9)
         r = self.store.open("a", 5)
         self.assertIn(b"api", self.status("api").stdout)
+        with self.store.hold("cpu:0", "a trainer", 3 << 20):
+            self.assertIn(f"hold on cpu:0  a trainer (pid {os.getpid()}, 3.0 MiB)", self.status("api").stdout.decode())
+            self.assertIn(b"moor_holds 1\n", self.status("--prometheus", "api").stdout)
         data = json.loads(self.status("--json", "api").stdout)
         self.assertEqual(data["instance"], "api")
         lines = self.status("--prometheus", "api").stdout.decode().splitlines()

@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -517,6 +518,31 @@ class GateHoldBarrier(ApiTest):
         with self.assertRaises(moor.Closed):
             hold.__enter__()
         self.store.hold("cpu:0", "again").release()
+
+    def test_S5_1_a_hold_is_seen_whatever_the_environment(self):
+        program = ("import moor, sys\nwith moor.hold(sys.argv[2], 'elsewhere', 7):\n print(flush=True)\n sys.stdin.readline()\n")
+        device = f"test:{os.getpid()}"
+
+        def holds():
+            return [(h["label"], h["pid"], h["bytes"]) for h in self.store.stats()["holds"] if h["device"] == device]
+
+        env = {k: v for k, v in os.environ.items() if k not in ("MOOR_DIR", "MOOR_HOLDS_DIR", "XDG_RUNTIME_DIR")}
+        with tempfile.TemporaryDirectory() as runtime, unittest.mock.patch.dict(os.environ, env, clear=True):
+            for change in ({"XDG_RUNTIME_DIR": runtime}, {"MOOR_DIR": runtime}, {}):
+                other = self.python(program, device, env={**env, **change}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                other.stdout.readline()
+                self.assertEqual(holds(), [("elsewhere", other.pid, 7)], change)
+                other.communicate("\n", timeout=30)
+                self.assertEqual(holds(), [])
+
+    def test_a_hold_says_who_sees_it(self):
+        with self.store.hold("cpu:1", "own") as own:
+            self.assertEqual(own.seen_by, (f"{self.base}/api",))
+            self.assertEqual([h["label"] for h in self.store.stats()["holds"]], ["own"])
+            self.server.close()
+            self.assertEqual(own.seen_by, ())
+        with self.assertRaises(moor.Closed):
+            own.seen_by
 
     def test_barrier(self):
         results = {}

@@ -25,7 +25,7 @@ int actors_begin(void **state)
     unsetenv("MOOR_CONFIG");
     unsetenv("XDG_RUNTIME_DIR");
     strcpy(actors_dir, access("/dev/shm", W_OK) == 0 ? "/dev/shm/moor-test-XXXXXX" : "/tmp/moor-test-XXXXXX");
-    return mkdtemp(actors_dir) ? 0 : -1;
+    return mkdtemp(actors_dir) && !setenv("MOOR_HOLDS_DIR", actors_dir, 1) ? 0 : -1; /* no other test's holds */
 }
 
 int actors_end(void **state)

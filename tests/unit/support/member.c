@@ -80,6 +80,7 @@ moor_process *support_start(const char *more, uint32_t roles)
     snprintf(dir, sizeof(dir), "/tmp/moor-test-XXXXXX");
     if (!mkdtemp(dir))
         give_up("mkdtemp");
+    setenv("MOOR_HOLDS_DIR", dir, 1); /* no other test's holds */
     snprintf(text, sizeof(text), "{\"dir\":\"%s\",\"log\":\"debug\"%s%s}", dir, more ? "," : "", more ? more : "");
     if (moor_config_parse(text, strlen(text), &config))
         give_up(text);
@@ -94,7 +95,9 @@ int support_end(moor_process *process)
     config = NULL;
     unsetenv("MOOR_INSTANCE");
     unsetenv("MOOR_DIR");
-    moor_holds_sweep(dir); /* of holders that the test killed */
+    moor_dirs bases;
+    if (!moor_dirs_all(dir, &bases))
+        moor_holds_sweep(&bases); /* of holders that the test killed */
     return rmdir(dir) == 0;
 }
 

@@ -2,9 +2,11 @@
 """Where things are.  Every path can be overridden by an environment variable,
 and everything that is written lies below the checkout (git-ignored) or in a
 temporary directory."""
+import atexit
 import os
 import signal
 import sys
+import tempfile
 
 LIB = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(LIB)))
@@ -76,6 +78,13 @@ def lab_env(extra=None):
     add_to_pythonpath(env, LIB)
     env.update(extra or {})
     return env
+
+
+def alone_on_this_machine():
+    """Holds of a device are seen by every server of the machine; a test sees its own only."""
+    place = tempfile.TemporaryDirectory(prefix="moor-holds-")
+    atexit.register(place.cleanup)
+    os.environ["MOOR_HOLDS_DIR"] = place.name
 
 
 def end_on_sigterm():
