@@ -4,12 +4,16 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "waiting.h"
+
 typedef struct {
     moor_ticket ticket;
     uint64_t deadline_ns;
     uint32_t outcome, records;
     PyObject *id;     /* its key in `sent`, owned; NULL: it is not in there */
     uint32_t earlier; /* what was sent under its id before it came */
+    PyObject *place;  /* in the line, while it waits */
+    PyObject *name;   /* of one that came into the line, owned */
 } admission;
 
 /* Of requests that passed the gate: id → how many parts of it the engine was given, and, times USER, how many requests have that id. */
@@ -19,10 +23,10 @@ static const long long USER = 1ll << 32;
 
 static struct {
     int keep;
-    uint64_t drain_until_ns, open_until_ns;
+    uint64_t drain_until_ns, keep_at_ns, open_until_ns;
 } gate;
 
-enum { KEEP_AFTER_ROUNDS = 60 }; /* about a second */
+#define KEEP_AFTER_NS 1000000000u
 
 static uint64_t now_ns(void)
 {
@@ -41,15 +45,6 @@ int moor_gate_on(void)
 {
     const moor_runtime *rt = moor_runtime_get();
     return rt->process && rt->config.gate_mode != MOOR_MODE_OFF;
-}
-
-/* How long an asynchronous wait sleeps between looks at the gate: short at first, then as a person would not notice. */
-static int await_a_moment(moor_jp_call *call)
-{
-    PyObject *asyncio = PyImport_ImportModule("asyncio");
-    PyObject *awaitable = asyncio ? PyObject_CallMethod(asyncio, "sleep", "d", call->rounds < 10 ? 0.002 : 0.02) : NULL;
-    Py_XDECREF(asyncio);
-    return moor_jp_set_awaitable(call, awaitable) ? MOOR_JP_FAILED : MOOR_JP_AWAIT;
 }
 
 /* ---- requests ------------------------------------------------------------------------------------------------------ */
@@ -101,6 +96,72 @@ static void count_sent(admission *a)
         rt->api->gate_fewer(rt->process, &a->ticket, a->records - parts);
 }
 
+/* In enforce nothing runs without a ticket; in observe nothing is kept from running. A Python error is set. */
+static int refuse(void)
+{
+    return moor_gate_enforced() ? MOOR_JP_RAISE : MOOR_JP_FAILED;
+}
+
+/* Also of one that is still in the line, and perhaps given up before it runs. */
+static void admitted(admission *a, PyObject *name)
+{
+    if (a->records)
+        note_unsent(a, name);
+}
+
+static void leave_line(admission *a)
+{
+    moor_runtime *rt = moor_runtime_get();
+    if (a->place && rt->process)
+        rt->api->gate_waiting(rt->process, -1);
+    moor_line_leave(&a->place);
+}
+
+/* The moor_look of a request. */
+static int look_again(void *user)
+{
+    moor_runtime *rt = moor_runtime_get();
+    admission *a = user;
+    Py_ssize_t id_len = 0;
+    const char *id = rt->process ? moor_py_text(a->name, &id_len) : NULL;
+    if (!id)
+        return MOOR_LOOK_OVER; /* Moor has left meanwhile */
+    moor_status status = rt->api->gate_enter_again(rt->process, id, (uint32_t)id_len, a->records, &a->ticket);
+    if ((status == MOOR_E_TIMEOUT || status == MOOR_E_FULL) && now_ns() < a->deadline_ns)
+        return status == MOOR_E_FULL ? MOOR_LOOK_FULL : MOOR_LOOK_CLOSED;
+    leave_line(a);
+    if (status) {
+        moor_runtime_raise(status, "admission");
+        return MOOR_LOOK_FAILED;
+    }
+    admitted(a, a->name);
+    return MOOR_LOOK_OVER;
+}
+
+static int stand_in_line(moor_jp_call *call, admission *a, PyObject *name)
+{
+    moor_runtime *rt = moor_runtime_get();
+    a->name = Py_NewRef(name);
+    if (moor_line_join(call, look_again, a, a->deadline_ns, &a->place) != MOOR_JP_AWAIT)
+        return refuse();
+    rt->api->gate_waiting(rt->process, 1);
+    return MOOR_JP_AWAIT;
+}
+
+/* call->state, new: nothing of it runs yet, and until `before` is through no record of it comes. */
+static admission *begin(moor_jp_call *call, uint32_t records)
+{
+    admission *a = call->state = calloc(1, sizeof(*a));
+    if (!a) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    a->outcome = MOOR_OUTCOME_FAILED;
+    a->records = records;
+    a->deadline_ns = now_ns() + (uint64_t)(moor_runtime_get()->config.weights_timeout_s * 1e9);
+    return a;
+}
+
 int moor_admission_before(moor_jp_call *call, PyObject *name, uint32_t records)
 {
     moor_runtime *rt = moor_runtime_get();
@@ -110,24 +171,22 @@ int moor_admission_before(moor_jp_call *call, PyObject *name, uint32_t records)
         return MOOR_JP_OK;
     admission *a = call->state;
     if (!a) {
-        a = call->state = calloc(1, sizeof(*a));
+        a = begin(call, records);
         if (!a)
-            return PyErr_NoMemory(), MOOR_JP_FAILED;
-        a->outcome = MOOR_OUTCOME_ABORTED; /* until it ends well */
-        a->deadline_ns = now_ns() + (uint64_t)(rt->config.weights_timeout_s * 1e9);
+            return refuse();
+        if (moor_gate_enforced() && moor_line_is_there())
+            return stand_in_line(call, a, name); /* behind those who came before, also when the gate is open by now */
+        moor_status status = rt->api->gate_enter(rt->process, id, (uint32_t)id_len, records, 0.0, &a->ticket);
+        if (moor_gate_enforced() && (status == MOOR_E_TIMEOUT || status == MOOR_E_FULL) && now_ns() < a->deadline_ns)
+            return stand_in_line(call, a, name);
+        if (status) {
+            moor_runtime_raise(status, "admission");
+            return refuse();
+        }
+        admitted(a, name);
     }
-    moor_status status = rt->api->gate_enter(rt->process, id, (uint32_t)id_len, records, 0.0, &a->ticket);
-    if (status == MOOR_OK) {
-        a->records = records;
-        if (records)
-            note_unsent(a, name);
-        return MOOR_JP_OK;
-    }
-    if (status == MOOR_E_TIMEOUT && moor_gate_enforced() && now_ns() < a->deadline_ns)
-        return await_a_moment(call);
-    moor_runtime_raise(status, "admission");
-    /* A full ticket table must not cost a request; a request that the gate refuses in enforce must not run. */
-    return moor_gate_enforced() && status != MOOR_E_FULL ? MOOR_JP_RAISE : MOOR_JP_FAILED;
+    a->outcome = MOOR_OUTCOME_ABORTED; /* until it ends well */
+    return MOOR_JP_OK;
 }
 
 void moor_admission_sent(PyObject *id)
@@ -169,10 +228,13 @@ void moor_admission_finish(moor_jp_call *call)
     moor_runtime *rt = moor_runtime_get();
     if (a && a->ticket.id && rt->process)
         rt->api->gate_leave(rt->process, &a->ticket, a->outcome, NULL);
-    if (a)
-        forget_unsent(a);
-    free(a);
     call->state = NULL;
+    if (!a)
+        return;
+    leave_line(a);
+    forget_unsent(a);
+    Py_XDECREF(a->name);
+    free(a);
 }
 
 /* ---- pauses and updates -------------------------------------------------------------------------------------------- */
@@ -187,7 +249,6 @@ int moor_gate_close(int keep)
     /* What an earlier pause keeps is frozen: a later one that would wait must not forget it. */
     gate.keep = was_open ? keep > 0 : gate.keep || keep > 0;
     rt->api->gate_seal(rt->process);
-    gate.drain_until_ns = now_ns() + (uint64_t)(rt->config.drain_timeout_s * 1e9);
     return was_open;
 }
 
@@ -204,10 +265,14 @@ int moor_gate_drain(moor_jp_call *call)
     moor_runtime *rt = moor_runtime_get();
     if (!moor_gate_on() || gate.keep)
         return MOOR_JP_OK;
+    if (!call->rounds) /* whoever closed the gate */
+        gate.drain_until_ns = now_ns() + (uint64_t)(rt->config.drain_timeout_s * 1e9);
     moor_status status = rt->api->gate_drain(rt->process, 0.0);
-    if (status == MOOR_E_TIMEOUT && moor_gate_enforced() && now_ns() < gate.drain_until_ns)
-        return await_a_moment(call);
-    return drained(status);
+    if (status != MOOR_E_TIMEOUT || !moor_gate_enforced())
+        return drained(status);
+    if (now_ns() < gate.drain_until_ns)
+        return moor_await_gate(call, MOOR_GATE_FOR_DRAIN, gate.drain_until_ns);
+    return drained(rt->api->gate_drain_late(rt->process, rt->config.drain_timeout_s));
 }
 
 int moor_gate_drain_or_keep(moor_jp_call *call)
@@ -218,8 +283,10 @@ int moor_gate_drain_or_keep(moor_jp_call *call)
     moor_status status = rt->api->gate_drain(rt->process, 0.0);
     if (status != MOOR_E_TIMEOUT || !moor_gate_enforced())
         return drained(status);
-    if (call->rounds < KEEP_AFTER_ROUNDS)
-        return await_a_moment(call);
+    if (!call->rounds)
+        gate.keep_at_ns = now_ns() + KEEP_AFTER_NS;
+    if (now_ns() < gate.keep_at_ns)
+        return moor_await_gate(call, MOOR_GATE_FOR_DRAIN, gate.keep_at_ns);
     moor_runtime_log(2, "kept across the pause: %s", rt->api->last_error());
     gate.keep = 1;
     return MOOR_JP_OK;
@@ -236,12 +303,6 @@ int moor_gate_drain_blocking(void)
     status = rt->api->gate_drain(rt->process, timeout);
     Py_END_ALLOW_THREADS
     return drained(status);
-}
-
-int moor_gate_drain_now(void)
-{
-    moor_runtime *rt = moor_runtime_get();
-    return !moor_gate_on() || gate.keep ? MOOR_JP_OK : drained(rt->api->gate_drain(rt->process, 0.0));
 }
 
 int moor_gate_installed(const char *label)
@@ -309,6 +370,6 @@ int moor_gate_open_settled(moor_jp_call *call)
         gate.open_until_ns = now_ns() + (uint64_t)(rt->config.weights_timeout_s * 1e9);
     moor_status status = rt->api->gate_reopen(rt->process, 0.0);
     if (status == MOOR_E_TIMEOUT && moor_gate_enforced() && now_ns() < gate.open_until_ns)
-        return await_a_moment(call);
+        return moor_await_gate(call, MOOR_GATE_FOR_REOPEN, gate.open_until_ns);
     return opened(status);
 }

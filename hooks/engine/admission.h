@@ -31,12 +31,11 @@ void moor_admission_finish(moor_jp_call *call);
  * 1 when the gate was open. */
 int moor_gate_close(int keep);
 /* Waits for the requests in flight; observe looks once. `drain` is for coroutines, `drain_blocking` for a plain function
- * that does not run on the event loop, `drain_now` for one that does: it never waits. What moor_jp callbacks answer. */
+ * that does not run on the event loop. What moor_jp callbacks answer. */
 int moor_gate_drain(moor_jp_call *call);
 /* The same for requests that were ended already: what is still there after a second has not started, and is kept. */
 int moor_gate_drain_or_keep(moor_jp_call *call);
 int moor_gate_drain_blocking(void);
-int moor_gate_drain_now(void);
 /* The update succeeded: its version is installed when the gate was closed for it, else only labelled. */
 int moor_gate_installed(const char *label);
 /* The same, where another process brackets the update and reports how it ended. */

@@ -4,6 +4,7 @@
 
 #include "jp_install.h"
 #include "jp_wrap.h"
+#include "runtime.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -71,6 +72,7 @@ void moor_jp_error_text(char *buf, size_t size)
 int moor_jp_state_failed(moor_jp_state *state, const char *what)
 {
     state->errors++;
+    moor_runtime_count("moor_hook_errors_total", 1);
     if (strict_mode) {
         if (!PyErr_Occurred())
             PyErr_Format(PyExc_SystemError, "moor: join point %s: %s failed without an error", state->jp->name, what);

@@ -63,6 +63,13 @@ PyObject *moor_runtime_raise(moor_status status, const char *what)
     return NULL;
 }
 
+void moor_runtime_count(const char *name, uint64_t delta)
+{
+    const moor_runtime *rt = moor_runtime_get();
+    if (rt->process)
+        rt->api->count(rt->process, name, delta);
+}
+
 void moor_runtime_log(int level, const char *format, ...)
 {
     char line[1024];

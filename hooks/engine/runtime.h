@@ -48,6 +48,8 @@ int moor_runtime_metrics(PyObject *registry);
 
 /* Raise `status` as a Python error (RuntimeError with the ABI's sentence); returns NULL. */
 PyObject *moor_runtime_raise(moor_status status, const char *what);
+/* Adds to one of the instance's counters (moor_api.count); nothing while Moor is off. */
+void moor_runtime_count(const char *name, uint64_t delta);
 /* Log through Moor's log; usable before join. */
 void moor_runtime_log(int level, const char *format, ...);
 
