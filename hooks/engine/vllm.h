@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * vllm.h — what the parts of the vLLM adapter share: the table in vllm.c names callbacks of
+ *   vllm_ids.c     the names of a request, in all three
  *   vllm_front.c   AsyncLLM, output processor, HTTP field, /metrics: gate, delivery
  *   vllm_core.c    engine core and scheduler: seal, block hand-outs, prefix-cache reset, RPC seen
  *   vllm_worker.c  model runner: bind, step, capture
@@ -28,6 +29,16 @@ static inline const moor_jp *moor_vllm_jp(const char *name)
 {
     return moor_jp_named(&moor_engine_vllm, name);
 }
+
+/* vllm_ids.c */
+int moor_vllm_http_id_after(moor_jp_call *call);
+/* Before the request goes to the core: it takes along what else `state`, its RequestState, and an HTTP client call it. 0, or -1 with an
+ * error. */
+int moor_vllm_send_ids(PyObject *request, PyObject *state);
+/* What came along with a core's or a runner's request: NULL, or a new reference for moor_vllm_each_id. */
+PyObject *moor_vllm_sent_ids(PyObject *request);
+typedef void (*moor_vllm_id_seen)(void *user, const char *id, uint32_t len, uint32_t index);
+void moor_vllm_each_id(PyObject *ids, moor_vllm_id_seen seen, void *user);
 
 /* vllm_front.c */
 int moor_vllm_front_init(moor_jp_call *call);

@@ -32,6 +32,23 @@ static moor_status seal_stages(PyObject *scheduler, const char *id, Py_ssize_t l
     return first;
 }
 
+/* Where the scheduler has never seen to it that a request runs, no store ever hears of its other ids: who waits for its record by one
+ * of them is told here. */
+#define RAN "moor_ran"
+
+static void seal_alias(void *user, const char *id, uint32_t len, uint32_t index)
+{
+    (void)index;
+    (void)seal_stages(user, id, (Py_ssize_t)len, 0, MOOR_SEAL_ABORTED);
+}
+
+static void never_ran(PyObject *scheduler, PyObject *request)
+{
+    PyObject *ids = moor_vllm_sent_ids(request);
+    moor_vllm_each_id(ids, seal_alias, scheduler);
+    Py_XDECREF(ids);
+}
+
 static int is_aborted(PyObject *request)
 {
     PyObject *name = moor_py_path(request, "status.name");
@@ -64,6 +81,8 @@ int moor_vllm_free_request_before(moor_jp_call *call)
     if (text)
         status = seal_stages(call->self, text, len, rows > 0 ? (uint64_t)rows : 0, flags);
     Py_XDECREF(id);
+    if (!moor_py_true(request, RAN, 0))
+        never_ran(call->self, request);
     if (status) {
         moor_runtime_raise(status, "seal");
         return MOOR_JP_FAILED;
@@ -97,8 +116,29 @@ int moor_vllm_new_blocks_after(moor_jp_call *call)
     return MOOR_JP_OK;
 }
 
+static void mark_new(PyObject *scheduler, PyObject *output)
+{
+    PyObject *scheduled = moor_py_path(output, "scheduled_new_reqs"), *requests = moor_py_path(scheduler, "requests");
+    Py_ssize_t n = scheduled && requests ? PySequence_Size(scheduled) : 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *first = PySequence_GetItem(scheduled, i), *id = moor_py_path(first, "req_id");
+        PyObject *request = id ? PyObject_GetItem(requests, id) : NULL;
+        if (request)
+            (void)PyObject_SetAttrString(request, RAN, Py_True);
+        PyErr_Clear();
+        Py_XDECREF(request);
+        Py_XDECREF(id);
+        Py_XDECREF(first);
+    }
+    PyErr_Clear();
+    Py_XDECREF(requests);
+    Py_XDECREF(scheduled);
+}
+
 int moor_vllm_schedule_after(moor_jp_call *call)
 {
+    if (moor_runtime_records())
+        mark_new(call->self, call->result);
     if (handed.reset) {
         if (PyObject_SetAttrString(call->result, MOOR_VLLM_KV_RESET, Py_True))
             return MOOR_JP_FAILED;

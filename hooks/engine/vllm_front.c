@@ -15,8 +15,13 @@ int moor_vllm_front_init(moor_jp_call *call)
 
 int moor_vllm_generate_before(moor_jp_call *call)
 {
+    /* A prompt that is a request of the core's already brings the id that is used; the parameter is ignored then. */
+    PyObject *own = moor_py_path(moor_jp_param(call, 0), "request_id");
     long long n = moor_py_int(moor_jp_param(call, 1), "n", 1);
-    return moor_admission_before(call, moor_jp_param(call, 2), moor_runtime_records() && n > 0 ? (uint32_t)n : 0);
+    int result = moor_admission_before(call, own ? own : moor_jp_param(call, 2),
+                                       moor_runtime_records() && n > 0 ? (uint32_t)n : 0);
+    Py_XDECREF(own);
+    return result;
 }
 
 /* Each sample of n > 1 goes to the core by itself, and its client may go in between. What else is sent has no id of a client's. */
@@ -211,7 +216,7 @@ int moor_vllm_request_state_after(moor_jp_call *call)
         PyErr_Clear();
     PyErr_Clear();
     Py_XDECREF(start);
-    return MOOR_JP_OK;
+    return moor_vllm_send_ids(request, call->result) ? MOOR_JP_FAILED : MOOR_JP_OK;
 }
 
 static long long output_tokens(PyObject *state)

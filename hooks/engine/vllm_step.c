@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The worker's steps: the batch map is read at the first capture, when vLLM's batch is final; rows are committed when
  * it is known which tokens were accepted. */
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,6 +16,7 @@ typedef struct tracked {
     int32_t *blocks;
     uint32_t n_blocks, cap_blocks, rows_hint;
     int aliased;   /* the store knows the request's other ids */
+    PyObject *ids; /* these, until it does; owned */
     uint64_t next; /* where a plain continuation starts; anything else means the list may have been replaced */
     char id[];
 } tracked;
@@ -34,6 +34,7 @@ static struct {
 static void track_forget(tracked *t)
 {
     HASH_DEL(step.requests, t);
+    Py_XDECREF(t->ids);
     free(t->blocks);
     free(t);
 }
@@ -57,46 +58,12 @@ static uint32_t rows_hint(PyObject *state)
     return rows > 0 && rows < UINT32_MAX ? (uint32_t)rows : 0;
 }
 
-/* vLLM's ids: "<http id>-<index>[-<8 hex>]", and "<child>_" in front for n > 1. Narrows [*begin, *end) to the front end's id; returns the
- * child's number. */
-static unsigned long front_id(const char **begin, const char **end)
-{
-    const char *id = *begin;
-    size_t len = (size_t)(*end - id), digits = 0;
-    unsigned long child = 0;
-    while (digits < len && isdigit((unsigned char)id[digits]))
-        digits++;
-    if (digits && digits < len && id[digits] == '_') {
-        child = strtoul(id, NULL, 10);
-        *begin = id + digits + 1;
-    }
-    if (*end - *begin > 9 && (*end)[-9] == '-') {
-        int hex = 1;
-        for (const char *p = *end - 8; p < *end; p++)
-            hex &= isxdigit((unsigned char)*p) != 0;
-        if (hex)
-            *end -= 9;
-    }
-    return child;
-}
-
 /* The record is found by all of its ids. */
-static void add_aliases(const char *id, size_t len)
+static void add_alias(void *user, const char *alias, uint32_t len, uint32_t index)
 {
+    const tracked *t = user;
     moor_runtime *rt = moor_runtime_get();
-    const char *begin = id, *end = id + len;
-    unsigned long child = front_id(&begin, &end);
-    if (begin != id || end != id + len)
-        rt->api->request_alias(rt->store, id, (uint32_t)len, begin, (uint32_t)(end - begin), (uint32_t)child);
-    const char *dash = end;
-    while (dash > begin && isdigit((unsigned char)dash[-1]))
-        dash--;
-    if (dash > begin + 1 && dash < end && dash[-1] == '-') {
-        unsigned long prompt = strtoul(dash, NULL, 10);
-        /* open_many's order: by prompt, then by sibling. */
-        rt->api->request_alias(rt->store, id, (uint32_t)len, begin, (uint32_t)(dash - 1 - begin),
-                               (uint32_t)(prompt << 16 | (child & 0xffff)));
-    }
+    rt->api->request_alias(rt->store, t->id, (uint32_t)t->hh.keylen, alias, len, index);
 }
 
 static tracked *track_new(const char *id, size_t len, PyObject *state)
@@ -109,9 +76,11 @@ static tracked *track_new(const char *id, size_t len, PyObject *state)
     memcpy(t->id, id, len);
     t->next = UINT64_MAX;
     t->rows_hint = rows_hint(state);
+    t->ids = moor_vllm_sent_ids(state);
     HASH_ADD(hh, step.requests, id, len, t);
     if (MOOR_TABLE_HAS(t))
         return t;
+    Py_XDECREF(t->ids);
     free(t);
     PyErr_NoMemory();
     return NULL;
@@ -302,7 +271,8 @@ static int begin_step(void *user)
     for (uint32_t i = 0; i < step.n; i++) {
         tracked *t = track_find(step.batch[i].id, step.batch[i].id_len);
         if (t && !t->aliased) { /* first step of this request: the record exists now */
-            add_aliases(step.batch[i].id, step.batch[i].id_len);
+            moor_vllm_each_id(t->ids, add_alias, t);
+            Py_CLEAR(t->ids);
             t->aliased = 1;
         }
     }
@@ -325,15 +295,12 @@ static void commit(const uint32_t *accepted)
     end_step();
 }
 
-/* A request that ended before its first step has no record, and nobody here knows what the front end calls it: the gate, which waits
- * for its record by that name, would wait for ever. The core's own seal has told of its own name. */
-static void never_ran(const char *id, size_t len)
+/* A request whose first step failed has no record: who waits for one by another id than the core's must hear of its end. */
+static void seal_alias(void *user, const char *alias, uint32_t len, uint32_t index)
 {
+    (void)user, (void)index;
     moor_runtime *rt = moor_runtime_get();
-    const char *begin = id, *end = id + len;
-    front_id(&begin, &end);
-    if (begin != id || end != id + len)
-        rt->api->seal(rt->process, rt->store_index, begin, (uint32_t)(end - begin), 0, MOOR_SEAL_ABORTED);
+    rt->api->seal(rt->process, rt->store_index, alias, len, 0, MOOR_SEAL_ABORTED);
 }
 
 /* The core's hand-outs and resets, then what finished: in the order in which the core decided them. */
@@ -356,10 +323,10 @@ static void read_events(PyObject *output)
         if (text) {
             rt->api->request_finished(rt->store, text, (uint32_t)len);
             tracked *t = track_find(text, (size_t)len);
-            if (!t || !t->aliased)
-                never_ran(text, (size_t)len);
-            if (t)
+            if (t) {
+                moor_vllm_each_id(t->ids, seal_alias, NULL);
                 track_forget(t);
+            }
         }
         Py_DECREF(id);
     }

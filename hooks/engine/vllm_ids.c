@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a request is called. The core has a name of its own for it ("0_a-1f2e3d4c"), whoever asked the front end another ("a"), and
+ * an HTTP client perhaps a third ("a-0" is the first prompt of "a"). Only the front end knows all three, and which sample or prompt of
+ * its parent it is: nothing of that can be read off a name, which may be anything. It says so in the request's extra_args, vLLM's place
+ * for what a plugin in another process has to know.
+ */
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "vllm.h"
+
+#define IDS "moor_ids" /* [[id, index], …]: each other name, and the place among what shares it */
+
+static PyObject *shown; /* id → what an HTTP handler made to answer under it; weak: gone with its request */
+
+int moor_vllm_http_id_after(moor_jp_call *call)
+{
+    if (!moor_runtime_records())
+        return MOOR_JP_OK;
+    if (!shown) {
+        PyObject *weakref = PyImport_ImportModule("weakref");
+        shown = weakref ? PyObject_CallMethod(weakref, "WeakValueDictionary", NULL) : NULL;
+        Py_XDECREF(weakref);
+    }
+    PyObject *id = moor_py_path(call->self, "request_id");
+    int failed = id && PyUnicode_Check(id) && (!shown || PyObject_SetItem(shown, id, call->self));
+    Py_XDECREF(id);
+    return failed ? MOOR_JP_FAILED : MOOR_JP_OK;
+}
+
+/* The id that an HTTP client sees of the part number *part of its request; NULL when `id` is no such part. New reference. */
+static PyObject *shown_id(PyObject *id, unsigned long *part)
+{
+    Py_ssize_t len;
+    const char *text = shown ? moor_py_text(id, &len) : NULL;
+    if (!text)
+        return NULL;
+    Py_ssize_t at = len;
+    while (at > 0 && isdigit((unsigned char)text[at - 1]))
+        at--;
+    if (at == len || at < 2)
+        return NULL;
+    *part = strtoul(text + at, NULL, 10);
+    PyObject *whole = PyUnicode_FromStringAndSize(text, at - 1);
+    PyObject *known = whole ? PyObject_CallMethod(shown, "get", "O", whole) : NULL;
+    if (!known || known == Py_None)
+        Py_CLEAR(whole);
+    PyErr_Clear();
+    Py_XDECREF(known);
+    return whole;
+}
+
+static int add(PyObject *ids, PyObject *id, unsigned long index)
+{
+    PyObject *item = Py_BuildValue("[Ok]", id, index & 0xffffffff);
+    int failed = !item || PyList_Append(ids, item);
+    Py_XDECREF(item);
+    return failed ? -1 : 0;
+}
+
+/* The other names of a request that the core will call `core_id`; NULL with an error. */
+static PyObject *other_ids(PyObject *state, PyObject *core_id)
+{
+    PyObject *ids = PyList_New(0), *given = moor_py_path(state, "external_req_id");
+    PyObject *parent = moor_py_path(state, "parent_req");
+    unsigned long sample = parent ? (unsigned long)moor_py_int(state, "request_index", 0) : 0, part = 0;
+    PyObject *whole = shown_id(given, &part);
+    Py_XDECREF(parent);
+    int differs = given ? PyObject_RichCompareBool(given, core_id, Py_NE) : 0;
+    int failed = !ids || differs < 0 || (differs && add(ids, given, sample));
+    /* open_many's order: by prompt, then by sample. */
+    failed = failed || (whole && add(ids, whole, part << 16 | (sample & 0xffff)));
+    Py_XDECREF(whole);
+    Py_XDECREF(given);
+    if (failed)
+        Py_CLEAR(ids);
+    return ids;
+}
+
+/* The parameters may be shared, by samples or by the caller's requests: this request gets its own. */
+static int give_ids(PyObject *request, PyObject *params, PyObject *ids)
+{
+    PyObject *extra = moor_py_path(params, "extra_args");
+    PyObject *mine = extra && PyDict_Check(extra) ? PyDict_Copy(extra) : PyDict_New();
+    PyObject *module = PyImport_ImportModule("copy");
+    PyObject *copy = module ? PyObject_CallMethod(module, "copy", "O", params) : NULL;
+    int failed = !copy || !mine || PyDict_SetItemString(mine, IDS, ids) ||
+                 PyObject_SetAttrString(copy, "extra_args", mine) ||
+                 PyObject_SetAttrString(request, "sampling_params", copy);
+    Py_XDECREF(copy);
+    Py_XDECREF(module);
+    Py_XDECREF(mine);
+    Py_XDECREF(extra);
+    return failed ? -1 : 0;
+}
+
+int moor_vllm_send_ids(PyObject *request, PyObject *state)
+{
+    PyObject *params = request ? moor_py_path(request, "sampling_params") : NULL;
+    PyObject *core_id = params ? moor_py_path(request, "request_id") : NULL;
+    if (!core_id || !moor_runtime_records()) {
+        Py_XDECREF(core_id);
+        Py_XDECREF(params);
+        return 0;
+    }
+    PyObject *ids = other_ids(state, core_id);
+    int failed = !ids || (PyList_Size(ids) && give_ids(request, params, ids));
+    Py_XDECREF(ids);
+    Py_DECREF(core_id);
+    Py_DECREF(params);
+    return failed ? -1 : 0;
+}
+
+PyObject *moor_vllm_sent_ids(PyObject *request)
+{
+    PyObject *extra = moor_py_path(request, "sampling_params.extra_args");
+    PyObject *ids = extra && PyDict_Check(extra) ? PyDict_GetItemString(extra, IDS) : NULL;
+    Py_XINCREF(ids);
+    Py_XDECREF(extra);
+    return ids;
+}
+
+void moor_vllm_each_id(PyObject *ids, moor_vllm_id_seen seen, void *user)
+{
+    for (Py_ssize_t i = 0; ids && PyList_Check(ids) && i < PyList_Size(ids); i++) {
+        PyObject *item = PyList_GetItem(ids, i);
+        if (!PySequence_Check(item) || PySequence_Size(item) != 2)
+            continue;
+        PyObject *id = PySequence_GetItem(item, 0), *index = PySequence_GetItem(item, 1);
+        Py_ssize_t len;
+        const char *text = moor_py_text(id, &len);
+        unsigned long number = index && PyLong_Check(index) ? PyLong_AsUnsignedLong(index) : 0;
+        if (text && !PyErr_Occurred())
+            seen(user, text, (uint32_t)len, (uint32_t)number);
+        PyErr_Clear();
+        Py_XDECREF(index);
+        Py_XDECREF(id);
+    }
+    PyErr_Clear();
+}
