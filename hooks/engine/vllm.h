@@ -45,6 +45,8 @@ int moor_vllm_front_init(moor_jp_call *call);
 int moor_vllm_generate_before(moor_jp_call *call);
 int moor_vllm_send_after(moor_jp_call *call);
 int moor_vllm_request_state_after(moor_jp_call *call);
+int moor_vllm_session_input_before(moor_jp_call *call);
+int moor_vllm_session_turn_before(moor_jp_call *call);
 int moor_vllm_completion_output_after(moor_jp_call *call);
 int moor_vllm_base64_before(moor_jp_call *call);
 int moor_vllm_metrics_after(moor_jp_call *call);

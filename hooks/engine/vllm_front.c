@@ -206,17 +206,23 @@ int moor_vllm_update_error(moor_jp_call *call)
 
 /* ---- delivery -------------------------------------------------------------------------------------------------------- */
 
-/* A RequestState does not keep routed_experts_prompt_start, which is noted on it, where the
- * request is still at hand. */
+#define START "moor_prompt_start" /* routed_experts_prompt_start, which a RequestState does not keep */
+
+/* Notes where the field of this request is to begin. 0, or -1 with an error. */
+static int note_start(PyObject *state, PyObject *request)
+{
+    PyObject *start = request ? moor_py_path(request, "sampling_params.routed_experts_prompt_start") : NULL;
+    int failed = start && PyObject_IsTrue(start) == 1 && PyObject_SetAttrString(state, START, start);
+    Py_XDECREF(start);
+    return failed ? -1 : 0;
+}
+
+/* A RequestState is made for what goes to the core next, while the request is still at hand. */
 int moor_vllm_request_state_after(moor_jp_call *call)
 {
     PyObject *request = moor_jp_arg(call, "request");
-    PyObject *start = request ? moor_py_path(request, "sampling_params.routed_experts_prompt_start") : NULL;
-    if (start && PyObject_IsTrue(start) == 1 && PyObject_SetAttrString(call->result, "moor_prompt_start", start))
-        PyErr_Clear();
-    PyErr_Clear();
-    Py_XDECREF(start);
-    return moor_vllm_send_ids(request, call->result) ? MOOR_JP_FAILED : MOOR_JP_OK;
+    int failed = note_start(call->result, request) || moor_vllm_send_ids(request, call->result);
+    return failed ? MOOR_JP_FAILED : MOOR_JP_OK;
 }
 
 static long long output_tokens(PyObject *state)
@@ -230,6 +236,50 @@ static long long output_tokens(PyObject *state)
     return tokens;
 }
 
+/* ---- streaming input: one request, one record, several turns. Each turn's last token is sampled, seen by the client, and dropped by the
+ * scheduler before the next turn's input is put behind what was computed. ---- */
+
+#define TURNS "moor_turns"        /* that ended before the present one */
+#define SEEN "moor_turn_tokens"   /* sampled when the present one began */
+#define INPUTS "moor_next_starts" /* of turns that have not begun: where their fields begin */
+
+/* The next turn's input, which may have to wait for the present turn's end. */
+int moor_vllm_session_input_before(moor_jp_call *call)
+{
+    PyObject *state = moor_jp_param(call, 0), *request = moor_jp_param(call, 1);
+    if (!moor_runtime_records() || !state || !moor_py_true(request, "resumable", 0))
+        return MOOR_JP_OK;
+    PyObject *waiting = moor_py_path(state, INPUTS);
+    if (!waiting && (waiting = PyList_New(0)) && PyObject_SetAttrString(state, INPUTS, waiting))
+        Py_CLEAR(waiting);
+    PyObject *start = PyLong_FromLongLong(moor_py_int(request, "sampling_params.routed_experts_prompt_start", 0));
+    int failed = !waiting || !start || PyList_Append(waiting, start);
+    Py_XDECREF(start);
+    Py_XDECREF(waiting);
+    return failed ? MOOR_JP_FAILED : MOOR_JP_OK;
+}
+
+static int set_int(PyObject *object, const char *name, long long value)
+{
+    PyObject *number = PyLong_FromLongLong(value);
+    int failed = !number || PyObject_SetAttrString(object, name, number);
+    Py_XDECREF(number);
+    return failed ? -1 : 0;
+}
+
+int moor_vllm_session_turn_before(moor_jp_call *call)
+{
+    PyObject *state = call->self, *waiting = moor_runtime_records() ? moor_py_path(state, INPUTS) : NULL;
+    if (!waiting)
+        return MOOR_JP_OK;
+    PyObject *start = PyObject_CallMethod(waiting, "pop", "i", 0);
+    int failed = !start || PyObject_SetAttrString(state, START, start) ||
+                 set_int(state, TURNS, moor_py_int(state, TURNS, 0) + 1) || set_int(state, SEEN, output_tokens(state));
+    Py_XDECREF(start);
+    Py_DECREF(waiting);
+    return failed ? MOOR_JP_FAILED : MOOR_JP_OK;
+}
+
 int moor_vllm_completion_output_after(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();
@@ -240,13 +290,12 @@ int moor_vllm_completion_output_after(moor_jp_call *call)
     PyObject *id = moor_py_path(call->self, "request_id");
     moor_delivery delivery = {.timeout = 1.0};
     delivery.id = moor_py_text(id, &delivery.id_len);
-    if (!delivery.id || prompt <= 0 ||
-        tokens <= 0) { /* an abort before the first token: nobody knows how much of the prompt ran */
-        Py_XDECREF(id);
+    if (!delivery.id || prompt <= 0 || tokens <= moor_py_int(call->self, SEEN, 0)) {
+        Py_XDECREF(id); /* an abort before the first token: nobody knows how much of the prompt ran */
         return MOOR_JP_OK;
     }
-    delivery.rows = (uint64_t)(prompt + tokens - (tokens > 0));
-    delivery.start = (uint64_t)moor_py_int(call->self, "moor_prompt_start", 0);
+    delivery.rows = (uint64_t)(prompt + tokens - 1 - moor_py_int(call->self, TURNS, 0));
+    delivery.start = (uint64_t)moor_py_int(call->self, START, 0);
     PyObject *field =
         rt->config.deliver == MOOR_DELIVER_REF ? moor_deliver_ref(&delivery) : moor_deliver_array(&delivery);
     int failed = !field || PyObject_SetAttrString(call->result, "routed_experts", field);
