@@ -281,30 +281,76 @@ class Ranks(Adapter):
             """, '{"record": {"enabled": false}}'), ["1 2"])
 
 
+STATES = """
+    class RequestState:
+        def __init__(self, request, parent_req, request_index):
+            self.request_id, self.external_req_id = request.request_id, request.external_req_id
+            self.parent_req, self.request_index = parent_req, request_index
+
+        @classmethod
+        def from_new_request(cls, request, parent_req, request_index):
+            return cls(request, parent_req, request_index)
+    """
+PROTOCOL = """
+    class RequestResponseMetadata:
+        def __init__(self, request_id):
+            self.request_id = request_id
+    """
+
+
 class Requests(Adapter):
+    """Three processes' worth of vLLM in one: what goes to the core is made in the front end, scheduled and run."""
     package = "vllm"
     modules = {"v1/engine/async_llm.py": FRONT, "v1/core/sched/scheduler.py": SCHEDULER,
-               "v1/worker/gpu_model_runner.py": RUNNER}
-    start = START
+               "v1/worker/gpu_model_runner.py": RUNNER, "v1/engine/output_processor.py": STATES,
+               "entrypoints/generate/base/protocol.py": PROTOCOL}
+    start = START + """
+    from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.output_processor import RequestState
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    scheduler, runner = Scheduler(vllm_config=config), GPUModelRunner(config)
+    runner.load_model()
+    group = Namespace(kv_cache_spec=Namespace(block_size=4))
+    runner.initialize_kv_cache(Namespace(num_blocks=8, kv_cache_groups=[group]))
+    store = moor.attach("default", 10.0)
+
+    def sent(given, core, parent=None, index=0, params=None):
+        request = Namespace(request_id=core, external_req_id=given, resumable=False,
+                            sampling_params=params or Namespace(extra_args={"mine": 1}, max_tokens=4))
+        RequestState.from_new_request(request=request, parent_req=parent, request_index=index)
+        return request
+
+    def freed(request, tokens):
+        scheduler._free_request(Namespace(
+            request_id=request.request_id, status=Namespace(name="FINISHED_ABORTED"), sampling_params=request.sampling_params,
+            num_output_tokens=0, num_tokens=tokens, num_computed_tokens=tokens, moor_ran=tokens > 0))
+
+    def run(request):
+        state = Namespace(prompt_token_ids=[1, 2, 3], sampling_params=request.sampling_params, block_ids=([0],))
+        runner.requests[request.request_id] = state
+        runner.input_batch.req_ids = [request.request_id]
+        runner.execute_model(Namespace(total_num_scheduled_tokens=3, num_scheduled_tokens={request.request_id: 3},
+                                       scheduled_spec_decode_tokens={}, finished_req_ids=set()))
+        freed(request, 3)
+
+    def found(id):
+        try:
+            records = store.open_many([id], 0.05)
+        except (moor.NotFound, moor.Timeout):
+            return None
+        return [record.request_id for record in records]
+    """
 
     def test_one_that_ends_before_it_ran_is_settled(self):
         """Its record never comes; the core's name of it is not the front end's."""
         self.assertEqual(self.program("""
-            from vllm.v1.core.sched.scheduler import Scheduler
-            from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-            scheduler, runner = Scheduler(vllm_config=config), GPUModelRunner(config)
-            runner.load_model()
-            group = Namespace(kv_cache_spec=Namespace(block_size=4))
-            runner.initialize_kv_cache(Namespace(num_blocks=8, kv_cache_groups=[group]))
-
             async def main():
                 for id in ("cmpl-a-0", "cmpl-b-0"):
                     await (await begun(id))()
                 print(gate.status()["in_flight"])
-                scheduler._free_request(Namespace(
-                    request_id="cmpl-a-0-0123abcd", status=Namespace(name="FINISHED_ABORTED"),
-                    num_output_tokens=0, num_tokens=5, num_computed_tokens=0))
+                freed(sent("cmpl-a-0", "cmpl-a-0-0123abcd"), 0)
                 runner.execute_model(scheduler.schedule())
                 end = time.monotonic() + 20
                 while gate.status()["in_flight"] > 1 and time.monotonic() < end:
@@ -313,6 +359,36 @@ class Requests(Adapter):
 
             asyncio.run(main())
             """, "{}"), ["2", "1"])
+
+    def test_ids_are_never_read_off_their_looks(self):
+        """SEMANTICS 1.1: an id is a sample's, or a prompt's, when the engine says so."""
+        self.assertEqual(self.program("""
+            for id in ("3_17", "7_", "a-1", "b-01234567"):
+                run(sent(id, id + "-0123abcd"))
+                print(id, found(id))
+            print([found(id) for id in ("17", "", "a", "b", "1_a") if id])
+            """), ["3_17 ['3_17-0123abcd']", "7_ ['7_-0123abcd']", "a-1 ['a-1-0123abcd']",
+                   "b-01234567 ['b-01234567-0123abcd']", "[None, None, None, None]"])
+
+    def test_samples_and_prompts_as_the_engine_numbers_them(self):
+        """Whoever asks for the whole gets all, by prompt and then by sample; the engine's own parameters stay as they were."""
+        self.assertEqual(self.program("""
+            shared = Namespace(extra_args=None, max_tokens=4)
+            shown = RequestResponseMetadata("cmpl-x")
+            for prompt in (1, 0):
+                for sample in (1, 0):
+                    run(sent(f"cmpl-x-{prompt}", f"{sample}_cmpl-x-{prompt}-0123abcd", object(), sample, shared))
+            print(found("cmpl-x-1"))
+            print(found("cmpl-x"))
+            print(shared.extra_args, sent("a", "a-1", None, 0).sampling_params.extra_args)
+            shown = RequestResponseMetadata("resp_y")
+            run(sent("resp_y_0", "resp_y_0-89abcdef"))
+            del shown
+            run(sent("cmpl-x-7", "cmpl-x-7-0123abcd"))
+            print(found("resp_y"), len(found("cmpl-x")))
+            """), ["['0_cmpl-x-1-0123abcd', '1_cmpl-x-1-0123abcd']",
+                   "['0_cmpl-x-0-0123abcd', '1_cmpl-x-0-0123abcd', '0_cmpl-x-1-0123abcd', '1_cmpl-x-1-0123abcd']",
+                   "None {'mine': 1, 'moor_ids': [['a', 0]]}", "['resp_y_0-89abcdef'] 4"])
 
 
 class GivingUp(Adapter):
@@ -368,7 +444,7 @@ class GivingUp(Adapter):
                 print(gate.status()["in_flight"])
                 scheduler._free_request(Namespace(
                     request_id=f"{sample}_a-0123abcd", status=Namespace(name="FINISHED_ABORTED"),
-                    num_output_tokens=0, num_tokens=5, num_computed_tokens=0))
+                    sampling_params=Namespace(extra_args={"moor_ids": [["a", sample]]}), num_output_tokens=0, num_tokens=5, num_computed_tokens=0))
                 runner.execute_model(scheduler.schedule())
             end = time.monotonic() + 20
             while gate.status()["in_flight"] and time.monotonic() < end:

@@ -14,6 +14,7 @@ finds it as the one before has left it.  A file may set SERVERLESS = True and st
 """
 import contextlib
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -291,6 +292,18 @@ class Lab:
             got = subprocess.run([self.python, "-c", code], env=env, capture_output=True, text=True, timeout=300)
         require(got.returncode == 0, f"{got.stdout[-500:]}{got.stderr[-1500:]}")
         return got.stdout
+
+    def program(self, module, *args, moor="{}", **env):
+        """Runs a module of moorlab that uses the engine without a server; what it has said (its line SAID), as a dict."""
+        srv = self.new_server()
+        with tempfile.TemporaryDirectory(prefix="moor-t-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as srv.dir:
+            given = srv.engine_env(paths.lab_env(srv._env()))
+            paths.add_to_pythonpath(given, paths.LIB)
+            given.update(MOOR_CONFIG=moor, LD_PRELOAD=self.build.preload, **env)
+            got = subprocess.run([self.python, "-m", module, *args], env=given, capture_output=True, text=True, timeout=600)
+        lines = [line[5:] for line in got.stdout.splitlines() if line.startswith("SAID ")]
+        require(got.returncode == 0 and lines, f"{module}: {got.returncode}: {got.stdout[-800:]}{got.stderr[-2500:]}")
+        return {**json.loads(lines[-1]), "log": got.stdout + got.stderr}
 
     def pids(self, role, srv=None):
         """[pid] of the processes that have joined in this role, rank order, as `moor status` tells."""
