@@ -95,7 +95,7 @@ class Program:
 
         async def inputs():
             for chunk, start in zip(chunks, starts):
-                yield StreamingInput(prompt=self.prompt(chunk), sampling_params=params(start))
+                yield StreamingInput(prompt=self.prompt(list(chunk)), sampling_params=params(start))
                 if not ahead:
                     await more.get()
 
