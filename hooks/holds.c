@@ -15,8 +15,11 @@
 
 #include "../allocator/dirs.h"
 #include "../allocator/idhash.h"
+#include "../allocator/memfd.h"
 
 #define STALE_TEMPORARY_S 60
+
+enum { HOLD_BYTES = 256 }; /* of a hold's file, at most */
 
 struct moor_hold {
     struct moor_hold *next;
@@ -94,7 +97,7 @@ static void clean_label(const char *label, char out[MOOR_LABEL_BYTES])
 /* The file under its temporary name, locked and written; then it gets its name. errno on failure. */
 static int make_file(moor_hold *hold, int folder, const char *label, uint64_t bytes)
 {
-    char temporary[sizeof(hold->name) + 1], text[256], clean[MOOR_LABEL_BYTES];
+    char temporary[sizeof(hold->name) + 1], text[HOLD_BYTES], clean[MOOR_LABEL_BYTES];
     snprintf(temporary, sizeof(temporary), ".%s", hold->name);
     hold->fd = openat(folder, temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (hold->fd < 0)
@@ -184,6 +187,8 @@ moor_status moor_hold_take(const char *dir, const char *device, const char *labe
     if (fork_error)
         return moor_fail_errno(MOOR_E_NOMEM, fork_error, "hold: pthread_atfork");
     moor_status status = moor_hold_device_name(device, name);
+    if (!status)
+        status = moor_file_fits("hold", HOLD_BYTES);
     if (status || (status = moor_dirs_choose(dir, base, &top)))
         return status;
     close(top);
