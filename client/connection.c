@@ -17,11 +17,18 @@
 #include <unistd.h>
 
 #include "../allocator/dirs.h"
+#include "../allocator/interrupt.h"
 #include "copy.h"
 #include "inherit.h"
+#include "late.h"
 #include "wire.h"
 
-enum { MAX_FDS = 16, POST_MS = 1000, PIECE = MOOR_WIRE_LIMIT - sizeof(moor_wire_header) /* payload of a message */ };
+enum {
+    MAX_FDS = 16,
+    MAX_LEFT = 64,
+    POST_MS = 1000,
+    PIECE = MOOR_WIRE_LIMIT - sizeof(moor_wire_header) /* payload of a message */
+};
 
 /* A call that waits for its reply. Lives on its caller's stack. */
 struct call {
@@ -48,6 +55,11 @@ struct moor_connection {
     char why[160]; /* it is dead */
     uint32_t next_tag;
     struct call *calls;
+    uint32_t n_left; /* calls whose callers were interrupted, and whose replies are still to come */
+    struct {
+        uint32_t tag;
+        uint16_t type;
+    } left[MAX_LEFT];
 
     /* The reader's own. */
     size_t have;
@@ -332,6 +344,17 @@ static struct call **awaiting(moor_connection *connection, const moor_wire_heade
     return at;
 }
 
+/* Under the mutex: 1 when its caller was interrupted; it is forgotten. */
+static int was_left(moor_connection *connection, const moor_wire_header *header)
+{
+    for (uint32_t i = 0; i < connection->n_left; i++)
+        if (connection->left[i].tag == header->tag && connection->left[i].type == header->type) {
+            connection->left[i] = connection->left[--connection->n_left];
+            return 1;
+        }
+    return 0;
+}
+
 /* Hands one whole message to the call that waits for it. Text of what is wrong with it, or NULL. */
 static const char *deliver(moor_connection *connection, const moor_wire_header *header)
 {
@@ -343,10 +366,17 @@ static const char *deliver(moor_connection *connection, const moor_wire_header *
         return "the store sent something else than a reply";
     pthread_mutex_lock(&connection->mutex);
     int awaited = *awaiting(connection, header) != NULL; /* a greeting that nobody asked for would change the shape */
+    int late = !awaited && was_left(connection, header);
     pthread_mutex_unlock(&connection->mutex);
-    if (!awaited)
+    if (!awaited && !late)
         return "the store answered what nobody asked";
     status = take_payload(connection, header, reader, &payload, &n);
+    if (late) {
+        if (!status)
+            moor_late_reply(connection, header->type, payload, n);
+        free(payload);
+        return NULL;
+    }
     if (status && !payload) { /* ours: the text of this thread goes to the thread that waits */
         payload = strdup(moor_last_error());
         n = payload ? strlen(payload) : 0;
@@ -361,10 +391,13 @@ static const char *deliver(moor_connection *connection, const moor_wire_header *
         call->done = 1;
         pthread_cond_broadcast(&connection->changed);
     }
+    late = !call && was_left(connection, header);
     pthread_mutex_unlock(&connection->mutex);
-    if (!call) /* it has just given up */
+    if (late && !status)
+        moor_late_reply(connection, header->type, payload, n);
+    if (!call) /* it has just given up, or was interrupted */
         free(payload);
-    return call ? NULL : "the store answered what nobody asked";
+    return call || late ? NULL : "the store answered what nobody asked";
 }
 
 /* One round as the reader: waits up to the deadline, takes what is there. Text of what is wrong, or NULL. */
@@ -388,6 +421,17 @@ static const char *read_some(moor_connection *connection, uint64_t deadline_ns)
 }
 
 /* ---- calls ------------------------------------------------------------------------------------------------------ */
+
+/* Under the mutex; returns with it. 1: the caller's host wants it back. */
+static int interrupted(moor_connection *connection)
+{
+    if (!moor_interruptible())
+        return 0;
+    pthread_mutex_unlock(&connection->mutex);
+    int result = moor_interrupted();
+    pthread_mutex_lock(&connection->mutex);
+    return result;
+}
 
 /* Under the mutex; returns with it. 0: the deadline passed. */
 static int wait_changed(moor_connection *connection, uint64_t deadline_ns)
@@ -419,67 +463,82 @@ static void put_frames(unsigned char *out, const moor_wire_header *header, const
     } while (left);
 }
 
-/* 1: sent; 0: not until the deadline; -1: the other side is gone (and may have said why before it went). */
-static int send_all(int fd, const moor_wire_header *header, const void *head, size_t head_n, const void *tail,
-                    size_t tail_n, uint64_t deadline_ns)
+/* Until the socket takes more. 0: the deadline passed, or the caller was interrupted; what ends a lease is sent nevertheless. */
+static int wait_writable(int fd, uint16_t type, uint64_t deadline_ns)
+{
+    while (moor_now_ns() < deadline_ns && (type == MOOR_WIRE_RELEASE || !moor_interrupted()))
+        if (wait_for(fd, POLLOUT, moor_interrupt_slice(deadline_ns)))
+            return 1;
+    return 0;
+}
+
+/* How far a message came. GONE: the other side is (and may have said why before it went). */
+enum sent { SENT, UNSENT, STUCK, GONE };
+
+static enum sent send_all(int fd, const moor_wire_header *header, const void *head, size_t head_n, const void *tail,
+                          size_t tail_n, uint64_t deadline_ns)
 {
     unsigned char small[512];
     size_t payload = head_n + tail_n, frames = payload ? (payload + PIECE - 1) / PIECE : 1;
     size_t total = frames * sizeof(*header) + payload, sent = 0;
     unsigned char *data = total <= sizeof(small) ? small : malloc(total);
-    int result = 1;
+    enum sent result = SENT;
     if (!data)
-        return 0;
+        return STUCK;
     put_frames(data, header, head, head_n, tail, tail_n);
-    while (sent < total && result > 0) {
+    while (sent < total && result == SENT) {
         ssize_t n = send(fd, data + sent, total - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n > 0)
             sent += (size_t)n;
-        else if (n < 0 && errno == EAGAIN && !wait_for(fd, POLLOUT, deadline_ns))
-            result = 0;
+        else if (n < 0 && errno == EAGAIN && !wait_writable(fd, header->type, deadline_ns))
+            result = sent || moor_now_ns() >= deadline_ns ? STUCK : UNSENT;
         else if (n < 0 && errno != EAGAIN && errno != EINTR)
-            result = -1;
+            result = GONE;
     }
     if (data != small)
         free(data);
     return result;
 }
 
-/* Under the mutex; returns with it. Takes the right to write, sends, gives it back. 0: the connection is dead. */
+/* Under the mutex; returns with it. Takes the right to write, sends, gives it back. 0: the connection is dead, or the caller was interrupted
+ * before anything was sent. Interrupted in the middle of a message, it is given up. */
 static int send_locked(moor_connection *connection, const moor_wire_header *header, const void *head, size_t head_n,
                        const void *tail, size_t tail_n, uint64_t deadline_ns)
 {
-    while (connection->writing && !connection->dead)
-        if (!wait_changed(connection, deadline_ns)) {
-            give_up_locked(connection, "the store took no message until the deadline");
+    while (connection->writing && !connection->dead) {
+        if (wait_changed(connection, moor_interrupt_slice(deadline_ns)))
+            continue;
+        if (header->type != MOOR_WIRE_RELEASE && interrupted(connection))
             return 0;
-        }
+        if (moor_now_ns() >= deadline_ns)
+            give_up_locked(connection, "the store took no message until the deadline");
+    }
     if (connection->dead)
         return 0;
     connection->writing = 1;
     pthread_mutex_unlock(&connection->mutex);
-    int sent = send_all(connection->inherit.fd, header, head, head_n, tail, tail_n, deadline_ns);
+    enum sent sent = send_all(connection->inherit.fd, header, head, head_n, tail, tail_n, deadline_ns);
     pthread_mutex_lock(&connection->mutex);
     connection->writing = 0;
-    if (!sent)
-        give_up_locked(connection, "the store took no message until the deadline");
+    if (sent == STUCK)
+        give_up_locked(connection, "the store took no whole message until the deadline");
     close_if_unused(connection);
     pthread_cond_broadcast(&connection->changed);
-    return sent != 0; /* when it is gone, reading finds its last words, or its end */
+    return sent == SENT || sent == GONE; /* when it is gone, reading finds its last words, or its end */
 }
 
-/* Under the mutex; returns with it. Until the call is done or the connection is dead. */
+/* Under the mutex; returns with it. Until the call is done, the connection is dead, or the caller was interrupted. */
 static void wait_done(moor_connection *connection, struct call *call, uint64_t deadline_ns)
 {
-    while (!call->done && !connection->dead) {
+    while (!interrupted(connection) && !call->done && !connection->dead) {
         if (moor_now_ns() >= deadline_ns) {
             give_up_locked(connection, "the store did not answer in time");
         } else if (connection->reading) {
-            wait_changed(connection, deadline_ns);
+            wait_changed(connection, moor_interrupt_slice(deadline_ns));
         } else {
             connection->reading = 1;
             pthread_mutex_unlock(&connection->mutex);
-            const char *wrong = read_some(connection, deadline_ns);
+            const char *wrong = read_some(connection, moor_interrupt_slice(deadline_ns));
             pthread_mutex_lock(&connection->mutex);
             connection->reading = 0;
             if (wrong == gone)
@@ -501,6 +560,31 @@ static void forget_call(moor_connection *connection, struct call *call)
         }
 }
 
+/* Under the mutex: the reply of a call that was sent is dropped when it comes. */
+static void leave_call(moor_connection *connection, const struct call *call)
+{
+    if (connection->n_left == MAX_LEFT) {
+        give_up_locked(connection, "too many calls were interrupted, and the store answers none");
+        return;
+    }
+    connection->left[connection->n_left].tag = call->tag;
+    connection->left[connection->n_left++].type = call->type;
+}
+
+/* Under the mutex: a call that has no answer, or whose caller does not want it any more. Why, as its status. */
+static moor_status end_call(moor_connection *connection, struct call *call, int sent)
+{
+    const moor_shape *shape = &connection->shape;
+    forget_call(connection, call);
+    if (connection->dead && !moor_was_interrupted())
+        return moor_fail(MOOR_E_CLOSED, "the connection to store %u of instance \"%s\" is closed: %s",
+                         shape->store_index, shape->instance, connection->why);
+    if (sent && !call->done && !connection->dead)
+        leave_call(connection, call);
+    return moor_fail(MOOR_E_INTERRUPTED, "interrupted while store %u of instance \"%s\" %s", shape->store_index,
+                     shape->instance, sent ? "had not answered; its answer is dropped" : "took no message");
+}
+
 moor_status moor_connection_call(moor_connection *connection, uint16_t type, const void *head, size_t head_n,
                                  const void *tail, size_t tail_n, uint64_t deadline_ns, void **payload, size_t *n)
 {
@@ -520,16 +604,18 @@ moor_status moor_connection_call(moor_connection *connection, uint16_t type, con
     header.tag = call.tag = connection->next_tag;
     call.next = connection->calls;
     connection->calls = &call;
-    if (send_locked(connection, &header, head, head_n, tail, tail_n, deadline_ns))
+    int sent = send_locked(connection, &header, head, head_n, tail, tail_n, deadline_ns);
+    if (sent)
         wait_done(connection, &call, deadline_ns);
-    if (!call.done) {
-        forget_call(connection, &call);
-        moor_status status = moor_fail(MOOR_E_CLOSED, "the connection to store %u of instance \"%s\" is closed: %s",
-                                       store, connection->shape.instance, connection->why);
-        pthread_mutex_unlock(&connection->mutex);
+    int ended = !call.done || moor_was_interrupted();
+    moor_status status = ended ? end_call(connection, &call, sent) : MOOR_OK;
+    pthread_mutex_unlock(&connection->mutex);
+    if (ended) {
+        if (call.done && !call.status)
+            moor_late_reply(connection, type, call.payload, call.n);
+        free(call.payload);
         return status;
     }
-    pthread_mutex_unlock(&connection->mutex);
     if (call.status) {
         moor_fail(call.status, "%.*s", (int)call.n, call.payload ? (char *)call.payload : "");
         free(call.payload);
@@ -613,6 +699,8 @@ static moor_status connect_to(moor_connection *connection, const char *dir, uint
         int err = errno;
         if (err == EINTR)
             continue;
+        if (err == EAGAIN && moor_interrupted())
+            return moor_fail(MOOR_E_INTERRUPTED, "interrupted while %s took no connection", path);
         if (err != EAGAIN || moor_now_ns() >= deadline_ns)
             return moor_fail_errno(err == ECONNREFUSED || err == ENOENT ? MOOR_E_CLOSED : MOOR_E_IO, err, "%s", path);
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);

@@ -8,9 +8,18 @@ import pickle
 import subprocess
 import sys
 import unittest
+import unittest.mock
+import warnings
 
 import moor
 from api_lib import LAYER_IDS, LAYERS, MODEL_LAYERS, TOP_K, ApiTest, ids, model_layout, needs_numpy, numpy
+
+try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own dependencies
+        import torch
+except ImportError:
+    torch = None
 
 CODES = {"uint8": "B", "uint16": "H", "int16": "h", "int32": "i", "int64": "q"}
 
@@ -358,6 +367,50 @@ class PadRows(unittest.TestCase):
                 moor.pad_rows(*args)
         with self.assertRaises(moor.RangeError):
             moor.pad_rows(1, 1, 1, 300, dtype="uint8")
+
+
+@unittest.skipIf(torch is None, "torch is not installed in this Python")
+class Tensors(ApiTest):
+    def test_a_write_is_the_callers_own(self):
+        self.server.record("a", 10)
+        record = self.store.open("a", 5)
+        tensor = record.tensor()
+        self.assertEqual((tensor.dtype, tuple(tensor.shape), tensor.device.type), (torch.uint8, (10, 3, 2), "cpu"))
+        self.assertEqual(tensor.tolist(), ids(0, 10))
+        tensor[:] = 0
+        self.assertEqual(record.tensor().tolist(), ids(0, 10))
+        self.assertEqual(record.array().tolist(), ids(0, 10))
+        record.release()
+        self.assertEqual(tensor.tolist(), [[[0] * 2] * 3] * 10)
+
+    def test_ranges_layouts_and_dtypes(self):
+        self.server.record("a", 10)
+        self.server.record("m", 10, missing=(4, 6))
+        record = self.store.open("a", 5)
+        for name in ("uint8", "int16", "int32", "int64"):
+            for dtype in (name, getattr(torch, name)):
+                tensor = record.tensor(2, 5, dtype=dtype)
+                self.assertEqual((tensor.dtype, tensor.tolist()), (getattr(torch, name), ids(2, 5)))
+        self.assertEqual(record.tensor(layers="model").tolist(), model_layout(ids(0, 10)))
+        self.assertEqual(tuple(record.tensor(3, 3).shape), (0, 3, 2))
+        missing = self.store.open("m", 5)
+        with self.assertRaises(moor.Incomplete):
+            missing.tensor()
+        self.assertEqual(missing.tensor(allow_missing=True)[4:6].tolist(), [[[0] * 2] * 3] * 2)
+        copy = pickle.loads(pickle.dumps(record))
+        self.assertEqual(copy.tensor().tolist(), ids(0, 10))
+
+    def test_the_default_device_may_be_another(self):
+        self.server.record("a", 10)
+        with torch.device("meta"):
+            self.assertEqual(self.store.open("a", 5).tensor().tolist(), ids(0, 10))
+
+
+class NoTorch(ApiTest):
+    def test_is_an_import_error(self):
+        self.server.record("a", 10)
+        with unittest.mock.patch.dict(sys.modules, torch=None), self.assertRaises(ImportError):
+            self.store.open("a", 5).tensor()
 
 
 if __name__ == "__main__":
