@@ -12,7 +12,7 @@
 enum {
     ASK_MIN_MS = 1, /* how often several stores are asked again: from … to */
     ASK_MAX_MS = 10,
-    SLICE_MS = 1000, /* an open waits at a store at most this long before new stores are looked for, */
+    SLICE_MS = 1000,            /* an open waits at a store at most this long before new stores are looked for, */
     INTERRUPTIBLE_SLICE_MS = 40 /* and so long by a thread that may be interrupted: then nothing is under way */
 };
 

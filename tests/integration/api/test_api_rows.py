@@ -400,6 +400,31 @@ class Tensors(ApiTest):
         copy = pickle.loads(pickle.dumps(record))
         self.assertEqual(copy.tensor().tolist(), ids(0, 10))
 
+    def test_S2_8_a_forked_loader(self):
+        """The loader's workers begin after the parent has let go of what they read."""
+        for i in range(8):
+            self.server.record(f"r{i}", i + 1, seed=i)
+        records = [self.store.open(f"r{i}", 5) for i in range(8)]
+
+        class Rows(torch.utils.data.Dataset):
+            def __len__(self):
+                return len(records)
+
+            def __getitem__(self, i):
+                return records[i].tensor(dtype="int32")
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a fork beside threads, from CPython 3.12 on
+            loader = iter(torch.utils.data.DataLoader(Rows(), batch_size=None, num_workers=2, prefetch_factor=1, multiprocessing_context="fork"))
+            for record in records:
+                self.store.discard(record)
+                record.release()
+            for i in range(200):
+                self.server.record(f"other{i}", 8, seed=50 + i)
+            self.assertEqual([rows.tolist() for rows in loader], [ids(0, i + 1, i) for i in range(8)])
+        del loader
+        self.assertLeases(0)
+
     def test_the_default_device_may_be_another(self):
         self.server.record("a", 10)
         with torch.device("meta"):
