@@ -58,7 +58,7 @@ const char *moor_status_name(moor_status status)
         "MOOR_E_BROKEN",  "MOOR_E_CONFIG",    "MOOR_E_EXISTS",
         "MOOR_E_ACCESS",  "MOOR_E_VERSION",   "MOOR_E_IO",
         "MOOR_E_CLOSED",  "MOOR_E_FORKED",    "MOOR_E_UNSUPPORTED",
-        "MOOR_E_RANGE",   "MOOR_E_CORRUPT",
+        "MOOR_E_RANGE",   "MOOR_E_CORRUPT",   "MOOR_E_INTERRUPTED",
     };
     size_t index = (size_t) - (int64_t)status;
     if (status > 0 || index >= sizeof(names) / sizeof(names[0]))

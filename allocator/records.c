@@ -315,6 +315,8 @@ moor_status moor_record_apply(moor_records *records, moor_record_slot *record, u
     case MOOR_ACTION_FREE:
         if (!moor_slot_kill(record))
             return moor_fail(MOOR_E_STALE, "request %s: its record was freed before; nothing done", record->id);
+        for (const moor_id_node *node = record->nodes; node; node = node->next_of_record)
+            moor_gone_add(&records->gone, moor_id_node_hash(node), event == MOOR_EVENT_EXPIRED, moor_now_ns());
         moor_record_keep(records, record);
         moor_records_count(records, MOOR_C_FREED, 1);
         moor_record_try_reclaim(records, record);

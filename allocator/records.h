@@ -11,6 +11,7 @@
 
 #include <pthread.h>
 
+#include "gone.h"
 #include "clients.h"
 #include "kvindex.h"
 #include "slots.h"
@@ -38,6 +39,7 @@ struct moor_records {
     moor_blocks blocks;
     moor_slots slots;
     moor_ids_table ids;
+    moor_gone gone;
     moor_kvindex kv;
     moor_clients clients;
     struct moor_sessions *sessions;    /* a lock of its own, which comes before this one: sessions.h */

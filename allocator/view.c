@@ -124,15 +124,34 @@ static int by_index(const void *a, const void *b)
     return x->record->created < y->record->created ? -1 : x->record->created > y->record->created;
 }
 
+/* An id that means no live record: why, if that is remembered. */
+static moor_status not_found(const moor_records *records, moor_hash128 hash, const char *id, uint32_t id_len)
+{
+    uint64_t when_ns;
+    int expired;
+    if (!moor_gone_find(&records->gone, hash, &expired, &when_ns))
+        return moor_fail(MOOR_E_NOT_FOUND, "no record of request %.*s%s", (int)id_len, id,
+                         records->gone.forgot ? ": never seen, or gone for too long to be remembered" : "");
+    double ago = (double)(moor_now_ns() - when_ns) * 1e-9;
+    if (!expired)
+        return moor_fail(MOOR_E_NOT_FOUND, "no record of request %.*s any more: it was freed %.1f s ago", (int)id_len,
+                         id, ago);
+    return moor_fail(MOOR_E_NOT_FOUND,
+                     "no record of request %.*s any more: the keep policy freed it %.1f s ago (record.keep_s is %g, "
+                     "record.keep_bytes %llu)",
+                     (int)id_len, id, ago, records->config.keep_s, (unsigned long long)records->config.keep_bytes);
+}
+
 /* The live records that an id means, in order. *out is freed with moor_heap_free. */
 static moor_status look_up(const moor_records *records, const char *id, uint32_t id_len, match **out, uint32_t *count)
 {
     uint32_t n = 0;
-    moor_id_node *newest = moor_ids_find(&records->ids, moor_id_hash(id, id_len));
+    moor_hash128 hash = moor_id_hash(id, id_len);
+    moor_id_node *newest = moor_ids_find(&records->ids, hash);
     for (moor_id_node *node = newest; node; node = node->older)
         n += !moor_slot_dead(moor_slots_at(&records->slots, node->slot));
     if (!n)
-        return moor_fail(MOOR_E_NOT_FOUND, "no record of request %.*s", (int)id_len, id);
+        return not_found(records, hash, id, id_len);
     match *found = moor_heap_alloc(n * sizeof(*found));
     if (!found)
         return moor_fail(MOOR_E_NOMEM, "request %.*s: no memory for its %u records", (int)id_len, id, n);

@@ -98,6 +98,17 @@ static struct timespec settled(const struct timespec *mtime)
     return ms > SETTLED_MS ? *mtime : (struct timespec){0};
 }
 
+/* A client is of one server's life: the next one of that name has another directory, other weights and gate, and perhaps the same ids for
+ * other requests. */
+moor_status moor_client_lives(const moor_client *client)
+{
+    struct stat st;
+    if (fstat(client->dir_fd, &st) == 0 && st.st_nlink > 0 && moor_locks_server_alive(client->dir_fd))
+        return MOOR_OK;
+    return moor_fail(MOOR_E_CLOSED, "the server of instance \"%s\" in %s is gone; attach finds the next one",
+                     client->where.name, client->where.dir);
+}
+
 /* Connects to stores that appeared. Cheap when nothing changed: one fstat. MOOR_E_CLOSED: the instance is gone. */
 static moor_status refresh(moor_client *client)
 {
@@ -108,9 +119,9 @@ static moor_status refresh(moor_client *client)
     if (there && unchanged(client, &st.st_mtim))
         return MOOR_OK;
     struct timespec settled_at = there ? settled(&st.st_mtim) : (struct timespec){0}; /* before it is read */
-    if (!there || !moor_locks_server_alive(client->dir_fd))
-        return moor_fail(MOOR_E_CLOSED, "the server of instance \"%s\" in %s is gone", client->where.name,
-                         client->where.dir);
+    status = moor_client_lives(client);
+    if (status)
+        return status;
     for (uint32_t i = 0; i < MOOR_CLIENT_STORES; i++)
         known(client, i); /* drops the spent ones */
     int copy = openat(client->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -227,6 +238,8 @@ moor_status moor_attach(const char *instance, const char *dir, double timeout, m
         /* CLOSED, NOT_FOUND: it is going, or not there yet. */
         if ((status != MOOR_E_NOT_FOUND && status != MOOR_E_CLOSED) || moor_now_ns() >= deadline_ns)
             return status;
+        if (moor_interrupted())
+            return moor_fail(MOOR_E_INTERRUPTED, "attach: interrupted while it waited for the server");
         moor_sleep_ms(LOOK_MS, deadline_ns);
     }
 }

@@ -47,6 +47,8 @@ int moor_client_dir_fd(const moor_client *client);
 /* A JSON array with an object per store; malloc'ed. */
 moor_status moor_client_store_stats(moor_client *client, double timeout, char **json);
 moor_status moor_client_check(const moor_client *client, const char *what);
+/* MOOR_E_CLOSED when its server is gone. */
+moor_status moor_client_lives(const moor_client *client);
 /* Opens by handle at the store with this nonce: how a ref is resolved. */
 moor_status moor_client_open_handle(moor_client *client, uint32_t store_index, uint32_t nonce, moor_handle handle,
                                     moor_record **out);

@@ -2,7 +2,6 @@
 #include "connection.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -11,17 +10,23 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "../allocator/dirs.h"
-#include "copy.h"
+#include "../allocator/interrupt.h"
 #include "inherit.h"
+#include "late.h"
+#include "send.h"
+#include "welcome.h"
 #include "wire.h"
 
-enum { MAX_FDS = 16, POST_MS = 1000, PIECE = MOOR_WIRE_LIMIT - sizeof(moor_wire_header) /* payload of a message */ };
+enum {
+    MAX_FDS = 16,
+    MAX_LEFT = 64,
+    POST_MS = 1000,
+};
 
 /* A call that waits for its reply. Lives on its caller's stack. */
 struct call {
@@ -48,6 +53,11 @@ struct moor_connection {
     char why[160]; /* it is dead */
     uint32_t next_tag;
     struct call *calls;
+    uint32_t n_left; /* calls whose callers were interrupted, and whose replies are still to come */
+    struct {
+        uint32_t tag;
+        uint16_t type;
+    } left[MAX_LEFT];
 
     /* The reader's own. */
     size_t have;
@@ -177,15 +187,6 @@ static moor_status allocate(const char *instance, moor_connection **out)
 
 /* ---- reading: the reader only ----------------------------------------------------------------------------------- */
 
-static int wait_for(int fd, short events, uint64_t deadline_ns)
-{
-    uint64_t now_ns = moor_now_ns();
-    struct pollfd poll_fd = {fd, events, 0};
-    uint64_t ms = deadline_ns > now_ns ? (deadline_ns - now_ns + 999999) / 1000000 : 0;
-    int rc = poll(&poll_fd, 1, ms > 60000 ? 60000 : (int)ms);
-    return rc > 0 || (rc < 0 && errno == EINTR);
-}
-
 static const char gone[] = "the store's process is gone";
 
 /* Text of what went wrong, or NULL. */
@@ -230,68 +231,6 @@ static int take_fd(moor_connection *connection)
     return fd;
 }
 
-static moor_status map_arena(moor_connection *connection, const moor_wire_welcome *welcome)
-{
-    struct stat st;
-    int fd = take_fd(connection);
-    int seals = fd >= 0 ? fcntl(fd, F_GET_SEALS) : -1;
-    moor_status status = MOOR_OK;
-    /* Without the seal the file could shrink below the mapping, and reading would be a SIGBUS. */
-    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) < 0 || (uint64_t)st.st_size < welcome->arena_bytes ||
-        !welcome->arena_bytes)
-        status = moor_fail(MOOR_E_CORRUPT, "store %u: what it sent is no arena of %llu bytes", welcome->store_index,
-                           (unsigned long long)welcome->arena_bytes);
-    void *at = status ? MAP_FAILED : mmap(NULL, welcome->arena_bytes, PROT_READ, MAP_SHARED, fd, 0);
-    if (!status && at == MAP_FAILED)
-        status = moor_fail_errno(MOOR_E_IO, errno, "store %u: its arena of %llu bytes cannot be mapped",
-                                 welcome->store_index, (unsigned long long)welcome->arena_bytes);
-    if (!status) {
-        connection->shape.arena = at;
-        connection->shape.arena_bytes = welcome->arena_bytes;
-    }
-    if (fd >= 0)
-        close(fd);
-    return status;
-}
-
-/* The payload of a greeting's answer: fills the shape, maps the arena. */
-static moor_status take_welcome(moor_connection *connection, moor_wire_reader reader)
-{
-    moor_wire_welcome welcome = {0};
-    moor_shape *shape = &connection->shape;
-    if (!moor_wire_get(&reader, &welcome, 4) || welcome.version != MOOR_WIRE_VERSION)
-        return moor_fail(MOOR_E_VERSION, "the store speaks wire version %u, this library %u", welcome.version,
-                         MOOR_WIRE_VERSION);
-    if (!moor_wire_get(&reader, (char *)&welcome + 4, sizeof(welcome) - 4) ||
-        reader.left != (size_t)welcome.layers * sizeof(int32_t) || !welcome.layers || !welcome.top_k ||
-        (welcome.dtype != MOOR_DTYPE_U8 && welcome.dtype != MOOR_DTYPE_U16) || !welcome.num_experts ||
-        !moor_copy_dtype_holds(welcome.dtype, welcome.num_experts) ||
-        welcome.row_bytes != (uint64_t)welcome.layers * welcome.top_k * welcome.dtype ||
-        welcome.stages > MOOR_CLIENT_STORES)
-        return moor_fail(MOOR_E_CORRUPT, "store %u: a greeting of %zu bytes that does not add up", shape->store_index,
-                         reader.left);
-    shape->layers = welcome.layers;
-    shape->top_k = welcome.top_k;
-    shape->num_experts = welcome.num_experts;
-    shape->model_layers = welcome.model_layers;
-    shape->dtype = welcome.dtype; /* MOOR_DTYPE_U8 and _U16 are their own width in bytes */
-    shape->row_bytes = welcome.row_bytes;
-    shape->nonce = welcome.nonce;
-    shape->stages = welcome.stages ? welcome.stages : 1; /* 0: a store of an earlier version */
-    connection->layer_ids = malloc(reader.left);
-    if (!connection->layer_ids)
-        return moor_fail(MOOR_E_NOMEM, "no memory for the list of layers");
-    shape->layer_ids = connection->layer_ids;
-    moor_wire_get(&reader, connection->layer_ids, reader.left);
-    for (uint32_t i = 0; i < shape->layers; i++)
-        if (connection->layer_ids[i] < 0 || (uint32_t)connection->layer_ids[i] >= shape->model_layers ||
-            (i && connection->layer_ids[i] <= connection->layer_ids[i - 1]))
-            return moor_fail(MOOR_E_CORRUPT, "store %u: column %u is layer %d of %u, behind layer %d",
-                             shape->store_index, i, connection->layer_ids[i], shape->model_layers,
-                             i ? connection->layer_ids[i - 1] : -1);
-    return map_arena(connection, &welcome);
-}
-
 /* Makes the payload of a reply that the caller keeps. status is the store's, or why its reply could not be taken. */
 static moor_status take_payload(moor_connection *connection, const moor_wire_header *header, moor_wire_reader reader,
                                 void **payload, size_t *n)
@@ -300,7 +239,7 @@ static moor_status take_payload(moor_connection *connection, const moor_wire_hea
     *payload = NULL;
     *n = 0;
     if (header->status == MOOR_OK && header->type == MOOR_WIRE_HELLO)
-        return take_welcome(connection, reader);
+        return moor_welcome_take(reader, take_fd(connection), &connection->shape, &connection->layer_ids);
     if (header->flags & MOOR_WIRE_IN_FD) {
         int fd = take_fd(connection);
         if (fd < 0 || !moor_wire_get(&reader, &large, sizeof(large))) {
@@ -332,6 +271,17 @@ static struct call **awaiting(moor_connection *connection, const moor_wire_heade
     return at;
 }
 
+/* Under the mutex: 1 when its caller was interrupted; it is forgotten. */
+static int was_left(moor_connection *connection, const moor_wire_header *header)
+{
+    for (uint32_t i = 0; i < connection->n_left; i++)
+        if (connection->left[i].tag == header->tag && connection->left[i].type == header->type) {
+            connection->left[i] = connection->left[--connection->n_left];
+            return 1;
+        }
+    return 0;
+}
+
 /* Hands one whole message to the call that waits for it. Text of what is wrong with it, or NULL. */
 static const char *deliver(moor_connection *connection, const moor_wire_header *header)
 {
@@ -343,10 +293,17 @@ static const char *deliver(moor_connection *connection, const moor_wire_header *
         return "the store sent something else than a reply";
     pthread_mutex_lock(&connection->mutex);
     int awaited = *awaiting(connection, header) != NULL; /* a greeting that nobody asked for would change the shape */
+    int late = !awaited && was_left(connection, header);
     pthread_mutex_unlock(&connection->mutex);
-    if (!awaited)
+    if (!awaited && !late)
         return "the store answered what nobody asked";
     status = take_payload(connection, header, reader, &payload, &n);
+    if (late) {
+        if (!status)
+            moor_late_reply(connection, header->type, payload, n);
+        free(payload);
+        return NULL;
+    }
     if (status && !payload) { /* ours: the text of this thread goes to the thread that waits */
         payload = strdup(moor_last_error());
         n = payload ? strlen(payload) : 0;
@@ -361,16 +318,19 @@ static const char *deliver(moor_connection *connection, const moor_wire_header *
         call->done = 1;
         pthread_cond_broadcast(&connection->changed);
     }
+    late = !call && was_left(connection, header);
     pthread_mutex_unlock(&connection->mutex);
-    if (!call) /* it has just given up */
+    if (late && !status)
+        moor_late_reply(connection, header->type, payload, n);
+    if (!call) /* it has just given up, or was interrupted */
         free(payload);
-    return call ? NULL : "the store answered what nobody asked";
+    return call || late ? NULL : "the store answered what nobody asked";
 }
 
 /* One round as the reader: waits up to the deadline, takes what is there. Text of what is wrong, or NULL. */
 static const char *read_some(moor_connection *connection, uint64_t deadline_ns)
 {
-    if (!wait_for(connection->inherit.fd, POLLIN, deadline_ns))
+    if (!moor_send_wait(connection->inherit.fd, POLLIN, deadline_ns))
         return NULL;
     const char *wrong = receive(connection);
     while (!wrong) {
@@ -389,6 +349,17 @@ static const char *read_some(moor_connection *connection, uint64_t deadline_ns)
 
 /* ---- calls ------------------------------------------------------------------------------------------------------ */
 
+/* Under the mutex; returns with it. 1: the caller's host wants it back. */
+static int interrupted(moor_connection *connection)
+{
+    if (!moor_interruptible())
+        return 0;
+    pthread_mutex_unlock(&connection->mutex);
+    int result = moor_interrupted();
+    pthread_mutex_lock(&connection->mutex);
+    return result;
+}
+
 /* Under the mutex; returns with it. 0: the deadline passed. */
 static int wait_changed(moor_connection *connection, uint64_t deadline_ns)
 {
@@ -397,89 +368,47 @@ static int wait_changed(moor_connection *connection, uint64_t deadline_ns)
     return pthread_cond_timedwait(&connection->changed, &connection->mutex, &until) != ETIMEDOUT;
 }
 
-/* The bytes of a request as they go over the socket: one message, or several where one cannot hold it. */
-static void put_frames(unsigned char *out, const moor_wire_header *header, const void *head, size_t head_n,
-                       const void *tail, size_t tail_n)
-{
-    size_t left = head_n + tail_n, at = 0;
-    do {
-        moor_wire_header part = *header;
-        size_t n = left < PIECE ? left : PIECE, of_head = at < head_n ? head_n - at : 0;
-        of_head = of_head < n ? of_head : n;
-        part.length = (uint32_t)(sizeof(part) + n);
-        part.flags = n < left ? MOOR_WIRE_MORE : 0;
-        memcpy(out, &part, sizeof(part));
-        if (of_head)
-            memcpy(out + sizeof(part), (const unsigned char *)head + at, of_head);
-        if (n > of_head)
-            memcpy(out + sizeof(part) + of_head, (const unsigned char *)tail + (at + of_head - head_n), n - of_head);
-        out += part.length;
-        at += n;
-        left -= n;
-    } while (left);
-}
-
-/* 1: sent; 0: not until the deadline; -1: the other side is gone (and may have said why before it went). */
-static int send_all(int fd, const moor_wire_header *header, const void *head, size_t head_n, const void *tail,
-                    size_t tail_n, uint64_t deadline_ns)
-{
-    unsigned char small[512];
-    size_t payload = head_n + tail_n, frames = payload ? (payload + PIECE - 1) / PIECE : 1;
-    size_t total = frames * sizeof(*header) + payload, sent = 0;
-    unsigned char *data = total <= sizeof(small) ? small : malloc(total);
-    int result = 1;
-    if (!data)
-        return 0;
-    put_frames(data, header, head, head_n, tail, tail_n);
-    while (sent < total && result > 0) {
-        ssize_t n = send(fd, data + sent, total - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n > 0)
-            sent += (size_t)n;
-        else if (n < 0 && errno == EAGAIN && !wait_for(fd, POLLOUT, deadline_ns))
-            result = 0;
-        else if (n < 0 && errno != EAGAIN && errno != EINTR)
-            result = -1;
-    }
-    if (data != small)
-        free(data);
-    return result;
-}
-
-/* Under the mutex; returns with it. Takes the right to write, sends, gives it back. 0: the connection is dead. */
+/* Under the mutex; returns with it. Takes the right to write, sends, gives it back. 0: the connection is dead, or the caller was interrupted
+ * before anything was sent. Interrupted in the middle of a message, it is given up. */
 static int send_locked(moor_connection *connection, const moor_wire_header *header, const void *head, size_t head_n,
                        const void *tail, size_t tail_n, uint64_t deadline_ns)
 {
-    while (connection->writing && !connection->dead)
-        if (!wait_changed(connection, deadline_ns)) {
-            give_up_locked(connection, "the store took no message until the deadline");
+    int patient =
+        header->type == MOOR_WIRE_RELEASE; /* what ends a lease is sent, also for a caller that is interrupted */
+    while (connection->writing && !connection->dead) {
+        if (wait_changed(connection, patient ? deadline_ns : moor_interrupt_slice(deadline_ns)))
+            continue;
+        if (!patient && interrupted(connection))
             return 0;
-        }
+        if (moor_now_ns() >= deadline_ns)
+            give_up_locked(connection, "the store took no message until the deadline");
+    }
     if (connection->dead)
         return 0;
     connection->writing = 1;
     pthread_mutex_unlock(&connection->mutex);
-    int sent = send_all(connection->inherit.fd, header, head, head_n, tail, tail_n, deadline_ns);
+    enum moor_sent sent = moor_send_request(connection->inherit.fd, header, head, head_n, tail, tail_n, deadline_ns);
     pthread_mutex_lock(&connection->mutex);
     connection->writing = 0;
-    if (!sent)
-        give_up_locked(connection, "the store took no message until the deadline");
+    if (sent == MOOR_STUCK)
+        give_up_locked(connection, "the store took no whole message until the deadline");
     close_if_unused(connection);
     pthread_cond_broadcast(&connection->changed);
-    return sent != 0; /* when it is gone, reading finds its last words, or its end */
+    return sent == MOOR_SENT || sent == MOOR_GONE; /* when it is gone, reading finds its last words, or its end */
 }
 
-/* Under the mutex; returns with it. Until the call is done or the connection is dead. */
+/* Under the mutex; returns with it. Until the call is done, the connection is dead, or the caller was interrupted. */
 static void wait_done(moor_connection *connection, struct call *call, uint64_t deadline_ns)
 {
-    while (!call->done && !connection->dead) {
+    while (!interrupted(connection) && !call->done && !connection->dead) {
         if (moor_now_ns() >= deadline_ns) {
             give_up_locked(connection, "the store did not answer in time");
         } else if (connection->reading) {
-            wait_changed(connection, deadline_ns);
+            wait_changed(connection, moor_interrupt_slice(deadline_ns));
         } else {
             connection->reading = 1;
             pthread_mutex_unlock(&connection->mutex);
-            const char *wrong = read_some(connection, deadline_ns);
+            const char *wrong = read_some(connection, moor_interrupt_slice(deadline_ns));
             pthread_mutex_lock(&connection->mutex);
             connection->reading = 0;
             if (wrong == gone)
@@ -501,12 +430,37 @@ static void forget_call(moor_connection *connection, struct call *call)
         }
 }
 
+/* Under the mutex: the reply of a call that was sent is dropped when it comes. */
+static void leave_call(moor_connection *connection, const struct call *call)
+{
+    if (connection->n_left == MAX_LEFT) {
+        give_up_locked(connection, "too many calls were interrupted, and the store answers none");
+        return;
+    }
+    connection->left[connection->n_left].tag = call->tag;
+    connection->left[connection->n_left++].type = call->type;
+}
+
+/* Under the mutex: a call that has no answer, or whose caller does not want it any more. Why, as its status. */
+static moor_status end_call(moor_connection *connection, struct call *call, int sent)
+{
+    const moor_shape *shape = &connection->shape;
+    forget_call(connection, call);
+    if (connection->dead && !moor_was_interrupted())
+        return moor_fail(MOOR_E_CLOSED, "the connection to store %u of instance \"%s\" is closed: %s",
+                         shape->store_index, shape->instance, connection->why);
+    if (sent && !call->done && !connection->dead)
+        leave_call(connection, call);
+    return moor_fail(MOOR_E_INTERRUPTED, "interrupted while store %u of instance \"%s\" %s", shape->store_index,
+                     shape->instance, sent ? "had not answered; its answer is dropped" : "took no message");
+}
+
 moor_status moor_connection_call(moor_connection *connection, uint16_t type, const void *head, size_t head_n,
                                  const void *tail, size_t tail_n, uint64_t deadline_ns, void **payload, size_t *n)
 {
     moor_wire_header header = {.type = type};
     int in_pieces = type >= MOOR_WIRE_SESSION_START && type <= MOOR_WIRE_SESSION_ROLLBACK;
-    size_t limit = in_pieces ? (size_t)MOOR_WIRE_REQUEST_LIMIT : PIECE;
+    size_t limit = in_pieces ? (size_t)MOOR_WIRE_REQUEST_LIMIT : MOOR_SEND_PIECE;
     struct call call = {.type = type};
     uint32_t store = connection->shape.store_index;
     if (connection->pid != getpid())
@@ -520,16 +474,18 @@ moor_status moor_connection_call(moor_connection *connection, uint16_t type, con
     header.tag = call.tag = connection->next_tag;
     call.next = connection->calls;
     connection->calls = &call;
-    if (send_locked(connection, &header, head, head_n, tail, tail_n, deadline_ns))
+    int sent = send_locked(connection, &header, head, head_n, tail, tail_n, deadline_ns);
+    if (sent)
         wait_done(connection, &call, deadline_ns);
-    if (!call.done) {
-        forget_call(connection, &call);
-        moor_status status = moor_fail(MOOR_E_CLOSED, "the connection to store %u of instance \"%s\" is closed: %s",
-                                       store, connection->shape.instance, connection->why);
-        pthread_mutex_unlock(&connection->mutex);
+    int ended = !call.done || moor_was_interrupted();
+    moor_status status = ended ? end_call(connection, &call, sent) : MOOR_OK;
+    pthread_mutex_unlock(&connection->mutex);
+    if (ended) {
+        if (call.done && !call.status)
+            moor_late_reply(connection, type, call.payload, call.n);
+        free(call.payload);
         return status;
     }
-    pthread_mutex_unlock(&connection->mutex);
     if (call.status) {
         moor_fail(call.status, "%.*s", (int)call.n, call.payload ? (char *)call.payload : "");
         free(call.payload);
@@ -613,6 +569,8 @@ static moor_status connect_to(moor_connection *connection, const char *dir, uint
         int err = errno;
         if (err == EINTR)
             continue;
+        if (err == EAGAIN && moor_interrupted())
+            return moor_fail(MOOR_E_INTERRUPTED, "interrupted while %s took no connection", path);
         if (err != EAGAIN || moor_now_ns() >= deadline_ns)
             return moor_fail_errno(err == ECONNREFUSED || err == ENOENT ? MOOR_E_CLOSED : MOOR_E_IO, err, "%s", path);
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);

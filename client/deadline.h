@@ -5,6 +5,7 @@
 
 #include <time.h>
 
+#include "../allocator/interrupt.h"
 #include "../allocator/locks.h"
 
 static inline uint64_t moor_deadline_of(double timeout)

@@ -12,7 +12,8 @@
 enum {
     ASK_MIN_MS = 1, /* how often several stores are asked again: from … to */
     ASK_MAX_MS = 10,
-    SLICE_S = 1 /* an open waits at a store at most this long before new stores are looked for */
+    SLICE_MS = 1000,            /* an open waits at a store at most this long before new stores are looked for, */
+    INTERRUPTIBLE_SLICE_MS = 40 /* and so long by a thread that may be interrupted: then nothing is under way */
 };
 
 /* What is asked for: an id, and how. */
@@ -160,8 +161,9 @@ static moor_status find(moor_client *client, const struct request *request, doub
                 moor_fail(MOOR_E_UNSUPPORTED, "instance \"%s\" records nothing: %s", moor_client_instance(client), why);
         if (status)
             return status;
-        if (wait_ns > SLICE_S * 1000000000ull)
-            wait_ns = SLICE_S * 1000000000ull;
+        uint64_t slice_ns = (moor_interruptible() ? INTERRUPTIBLE_SLICE_MS : SLICE_MS) * 1000000ull;
+        if (wait_ns > slice_ns)
+            wait_ns = slice_ns;
         status = ask_all(client, connections, n, request, wait_ns, found);
         moor_client_give(connections, n);
         if (status != MOOR_E_TIMEOUT && status != MOOR_E_NOT_FOUND && status != MOOR_E_CLOSED) {
@@ -171,6 +173,8 @@ static moor_status find(moor_client *client, const struct request *request, doub
         }
         if (moor_now_ns() >= deadline_ns)
             return moor_fail(status, "%s", found->text);
+        if (moor_interrupted_before(slice_ns))
+            return moor_fail(MOOR_E_INTERRUPTED, "open: interrupted while it waited: %s", found->text);
         if (!found->waits) {
             moor_sleep_ms(pause_ms, deadline_ns);
             pause_ms = pause_ms * 2 > ASK_MAX_MS ? ASK_MAX_MS : pause_ms * 2;

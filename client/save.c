@@ -35,6 +35,10 @@ moor_status moor_client_save(moor_client *client, const char *dir, double timeou
         status = moor_connection_call(connections[i], MOOR_WIRE_SAVE, &message, sizeof(message), dir, length,
                                       now_ns + message.timeout_ns + moor_client_patience_ns(client), &payload, &size);
         free(payload);
+        if (status == MOOR_E_INTERRUPTED)
+            status = moor_fail(
+                status, "snapshot: interrupted; store %u goes on, and replaces its file once the new one is complete",
+                moor_connection_shape(connections[i])->store_index);
     }
     moor_client_give(connections, n);
     return status;

@@ -454,6 +454,12 @@ static moor_status fill_exported(const struct asking *a, const struct exported *
     return MOOR_OK;
 }
 
+int moor_client_exported_views(moor_wire_reader *reader)
+{
+    struct exported e = {0};
+    return take_exported(reader, &e);
+}
+
 static moor_status make_exported(const struct asking *a, uint32_t store, const void *payload, size_t n,
                                  moor_exported **out)
 {

@@ -12,6 +12,7 @@
 #define MOOR_CLIENT_SESSION_H
 
 #include "client.h"
+#include "wire.h"
 
 moor_status moor_client_session_start(moor_client *client, const char *id, uint32_t id_len, uint32_t flags);
 moor_status moor_client_session_insert(moor_client *client, const char *id, uint32_t id_len, const char *key,
@@ -27,6 +28,8 @@ moor_status moor_client_session_rollback(moor_client *client, const char *id, ui
 moor_status moor_client_session_release_key(moor_client *client, const char *id, uint32_t id_len, const char *key,
                                             uint32_t key_len);
 moor_status moor_client_session_release(moor_client *client, const char *id, uint32_t id_len);
+/* Moves reader to the records' views of an export's reply. 0: it is none. */
+int moor_client_exported_views(moor_wire_reader *reader);
 void moor_client_session_free(void *result);
 
 #endif

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "../allocator/interrupt.h"
 #include "futex.h"
 #include "holds.h"
 #include "shared_text.h"
@@ -304,8 +305,17 @@ static void pause_cpu(void)
 #endif
 }
 
-/* Until the round is decided. Fails only when holds cannot be read, and then the round stays open for the others. */
-static moor_status wait_for(const moor_barrier_call *call, uint32_t generation, uint64_t deadline)
+/* Nobody may pass a rank that is not there any more, and nobody shall wait for it: the round ends for all, unless it was decided. */
+static void break_off(const moor_barrier_call *call, uint32_t generation)
+{
+    obstacle o = {.missing = 1};
+    add_text(&o, "%s %u was interrupted while it waited", call->size ? "rank" : "external", call->rank);
+    decide(call, generation, BROKEN, &o);
+}
+
+/* Until the round is decided. Fails when holds cannot be read, or when the caller is interrupted who is not in the round; then it stays open
+ * for the others. */
+static moor_status wait_for(const moor_barrier_call *call, uint32_t generation, uint64_t deadline, int is_in_it)
 {
     moor_state_barrier *cell = call->cell;
     uint64_t spin = spin_until(call, moor_now_ns()), next;
@@ -316,11 +326,17 @@ static moor_status wait_for(const moor_barrier_call *call, uint32_t generation, 
             return MOOR_OK;
         if ((status = look(call, generation, deadline, first, &next)))
             return status;
+        if (moor_interrupted()) {
+            if (!is_in_it)
+                return moor_fail(MOOR_E_INTERRUPTED, "%s: interrupted while another one waited as rank %u", call->what,
+                                 call->rank);
+            break_off(call, generation);
+        }
         while (GENERATION(atomic_load(&cell->word)) == generation && atomic_load(&cell->futex) == seen &&
                moor_now_ns() < spin)
             pause_cpu();
         if (GENERATION(atomic_load(&cell->word)) == generation)
-            moor_futex_wait(&cell->futex, seen, min_ns(next, deadline));
+            moor_futex_wait(&cell->futex, seen, moor_interrupt_slice(min_ns(next, deadline)));
     }
 }
 
@@ -337,7 +353,7 @@ static moor_status arrive(const moor_barrier_call *call, uint64_t deadline, uint
                 obstacle o = {0};
                 name_missing(call, generation, &o);
                 decide(call, generation, TIMED_OUT, &o);
-            } else if ((status = wait_for(call, generation, deadline))) {
+            } else if ((status = wait_for(call, generation, deadline, 0))) {
                 return status;
             }
             continue;
@@ -448,7 +464,7 @@ moor_status moor_barrier_meet(const moor_barrier_call *call, double timeout, moo
         give(result, &full);
         return MOOR_OK;
     }
-    if ((status = wait_for(call, generation, deadline)))
+    if ((status = wait_for(call, generation, deadline, 1)))
         return status;
     full.waited_ns = moor_now_ns() - start;
     full.outcome = outcome_of(atomic_load(&call->cell->word), generation);
@@ -456,6 +472,11 @@ moor_status moor_barrier_meet(const moor_barrier_call *call, double timeout, moo
         read_why(call->cell, generation, &full);
     note_wait(call->cell, full.waited_ns);
     give(result, &full);
+    if (moor_interrupted())
+        return moor_fail(MOOR_E_INTERRUPTED, "%s: interrupted after %.3f s; %s", call->what,
+                         (double)full.waited_ns / 1e9,
+                         full.outcome == PASSED ? "all had arrived, and the others have passed"
+                                                : "its round is broken for all that were in it");
     if (full.outcome == PASSED)
         return MOOR_OK;
     return moor_fail(full.outcome == TIMED_OUT ? MOOR_E_TIMEOUT : MOOR_E_BROKEN, "%s, rank %u, after %.3f s: %s",

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "../allocator/interrupt.h"
 #include "futex.h"
 #include "shared_text.h"
 #include "ticket.h"
@@ -203,13 +204,19 @@ static moor_status enter_waiting(moor_process *process, moor_hash128 hash, const
         status = try_enter(process, 1, hash, id, id_len, records, out);
         if (status == MOOR_OK || now >= deadline)
             break;
+        if (moor_interrupted()) {
+            status = moor_fail(MOOR_E_INTERRUPTED, "request %.*s: interrupted at the gate; it is not admitted",
+                               (int)id_len, id);
+            break;
+        }
+        uint64_t until = moor_interrupt_slice(min_ns(deadline, now + SLICE_NS));
         if (status == MOOR_E_FULL)
-            moor_futex_wait(&state->gate.settled, settled, min_ns(deadline, now + SLICE_NS));
+            moor_futex_wait(&state->gate.settled, settled, until);
         else
-            moor_futex_wait(&state->gate.opened, opened, min_ns(deadline, now + SLICE_NS));
+            moor_futex_wait(&state->gate.opened, opened, until);
     }
     atomic_fetch_sub(&state->processes[process->slot].waiting, 1);
-    return status ? refused(state, status, id, id_len) : MOOR_OK;
+    return status && status != MOOR_E_INTERRUPTED ? refused(state, status, id, id_len) : status;
 }
 
 static moor_status enter(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout,
@@ -353,6 +360,14 @@ static moor_status fail_drain(moor_state *state, drain_limit limit)
                      ids);
 }
 
+static moor_status interrupted_drain(moor_state *state)
+{
+    char ids[640];
+    uint32_t left = moor_ticket_list(state, ids, sizeof(ids));
+    return moor_fail(MOOR_E_INTERRUPTED, "drain: interrupted with %u request%s not settled: %s; the gate stays sealed",
+                     left, left == 1 ? "" : "s", ids);
+}
+
 /* One look at the gate. MOOR_OK: drained; MOOR_E_TIMEOUT without a text: go on waiting; else the failure. *cell is the first cell
  * that may be taken: a cell that was free after the seal stays free, so the scan never goes back. *seq tells a new seal. */
 static moor_status drain_look(moor_state *state, uint64_t *seq, uint32_t *cell)
@@ -405,7 +420,9 @@ static moor_status drain_enforce(const moor_member *member, drain_limit limit)
             return status;
         if (now >= deadline)
             return fail_drain(state, limit);
-        moor_futex_wait(&state->gate.settled, seen, min_ns(deadline, now + SLICE_NS));
+        if (moor_interrupted())
+            return interrupted_drain(state);
+        moor_futex_wait(&state->gate.settled, seen, moor_interrupt_slice(min_ns(deadline, now + SLICE_NS)));
     }
 }
 
@@ -460,7 +477,10 @@ static moor_status await_sessions(const moor_member *member, double timeout)
         moor_weights_close_dead(member);
         if (now >= deadline)
             return moor_fail(MOOR_E_TIMEOUT, "reopen: a weight update is still open in process %s", who);
-        moor_futex_wait(&state->gate.settled, seen, min_ns(deadline, now + SLICE_NS));
+        if (moor_interrupted())
+            return moor_fail(MOOR_E_INTERRUPTED,
+                             "reopen: interrupted, a weight update is open in process %s; the gate stays closed", who);
+        moor_futex_wait(&state->gate.settled, seen, moor_interrupt_slice(min_ns(deadline, now + SLICE_NS)));
     }
 }
 

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 
+#include "../allocator/interrupt.h"
 #include "../client/client.h"
 #include "../client/resolve.h"
 #include "../client/save.h"
@@ -147,6 +148,7 @@ static const moor_api table = {
     .gate_enter_again = moor_gate_enter_again,
     .gate_drain_late = moor_gate_drain_late,
     .hold_seen_by = moor_hold_seen_by,
+    .wait_check = moor_wait_check,
 };
 
 __attribute__((visibility("default"))) const moor_api *moor_get_api(uint32_t want, uint32_t *have)

@@ -18,7 +18,7 @@ enum { STORES_S = 1 };
 /* ---- what there is to say --------------------------------------------------------------------------------------- */
 
 /* "stores": what they answered; when they did not, "stores" is empty and "stores_error" says why. */
-static void add_stores(json_t *document, moor_client *client, moor_status attached)
+static moor_status add_stores(json_t *document, moor_client *client, moor_status attached)
 {
     char *text = NULL;
     json_t *stores = NULL;
@@ -34,6 +34,7 @@ static void add_stores(json_t *document, moor_client *client, moor_status attach
     }
     json_object_set_new(document, "stores", stores);
     free(text);
+    return status == MOOR_E_INTERRUPTED ? status : MOOR_OK;
 }
 
 /* client: NULL → a connection of its own, for this question. */
@@ -56,10 +57,13 @@ static moor_status collect(const moor_located *where, int dir_fd, moor_client *c
         attached = moor_client_make(where, STORES_S, &own);
         client = own;
     }
-    add_stores(document, client, attached);
+    status = add_stores(document, client, attached);
     moor_detach(own);
-    *out = document;
-    return MOOR_OK;
+    if (status)
+        json_decref(document);
+    else
+        *out = document;
+    return status;
 }
 
 /* ---- texts ------------------------------------------------------------------------------------------------------ */
@@ -283,6 +287,8 @@ moor_status moor_client_stats(moor_client *client, char **json, size_t *len)
     moor_status status = moor_client_check(client, "client_stats");
     if (!status && (!json || !len))
         status = moor_fail(MOOR_E_INVALID, "client_stats: json or len is NULL");
+    if (!status)
+        status = moor_client_lives(client);
     if (!status)
         status = collect(moor_client_where(client), moor_client_dir_fd(client), client, &document);
     return status ? status : render(document, to_json, json, len);

@@ -62,9 +62,9 @@ static moor_status visit_of(moor_client *client, const char *what, struct visit 
         return status;
     const moor_located *where = moor_client_where(client);
     int dir_fd = moor_client_dir_fd(client);
-    if (!moor_locks_server_alive(dir_fd)) /* also later: the state of a dead server answers, and means nothing */
-        return moor_fail(MOOR_E_CLOSED, "%s: the server of instance \"%s\" in %s is gone", what, where->name,
-                         where->dir);
+    status = moor_client_lives(client); /* also later: the state of a dead server answers, and means nothing */
+    if (status)
+        return status;
     struct visit *visit = moor_client_visit(client);
     if (visit) {
         *out = visit;

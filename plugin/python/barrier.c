@@ -37,9 +37,9 @@ static PyObject *barrier_arrive(PyObject *self, PyObject *args, PyObject *kwargs
         return NULL;
     moor_barrier_result out = MOOR_BARRIER_RESULT_INIT;
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
+    MOOR_PY_WAIT_BEGIN
     status = moor_py_api()->barrier_arrive(b->store->client, name, b->size, (uint32_t)rank, timeout, &out);
-    Py_END_ALLOW_THREADS
+    MOOR_PY_WAIT_END
     if (status)
         return moor_py_raise(status);
     return Py_BuildValue("{s:K,s:d}", "generation", (unsigned long long)out.generation, "waited",

@@ -40,6 +40,28 @@ int moor_py_timeout(double seconds)
     return -1;
 }
 
+/* The exception that a handler raised stays the thread's, and is found when the call is over. */
+static int look_for_signals(void *user)
+{
+    moor_py_wait *wait = user;
+    PyEval_RestoreThread(wait->thread);
+    int raised = PyErr_CheckSignals() < 0;
+    wait->thread = PyEval_SaveThread();
+    return raised;
+}
+
+void moor_py_wait_begin(moor_py_wait *wait)
+{
+    moor_py_api()->wait_check(look_for_signals, wait);
+    wait->thread = PyEval_SaveThread();
+}
+
+void moor_py_wait_end(moor_py_wait *wait)
+{
+    PyEval_RestoreThread(wait->thread);
+    moor_py_api()->wait_check(NULL, NULL);
+}
+
 double moor_py_now(void)
 {
     struct timespec now;

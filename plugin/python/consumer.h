@@ -42,6 +42,21 @@ void moor_py_free(PyObject *self);
 
 /* A timeout argument: finite seconds ≥ 0. 0, or -1 with an error. */
 int moor_py_timeout(double seconds);
+/* Around a call of libmoor's that may wait, in the place of Py_BEGIN_ALLOW_THREADS: releases the GIL, and looks for signals. When a handler
+ * raises, the call ends with MOOR_E_INTERRUPTED, and moor_py_raise adds what it left to the exception. */
+typedef struct moor_py_wait {
+    PyThreadState *thread;
+} moor_py_wait;
+void moor_py_wait_begin(moor_py_wait *wait);
+void moor_py_wait_end(moor_py_wait *wait);
+#define MOOR_PY_WAIT_BEGIN                                                                                             \
+    {                                                                                                                  \
+        moor_py_wait wait_of_call;                                                                                     \
+        moor_py_wait_begin(&wait_of_call);
+#define MOOR_PY_WAIT_END                                                                                               \
+    moor_py_wait_end(&wait_of_call);                                                                                   \
+    }
+
 /* CLOCK_MONOTONIC in seconds. */
 double moor_py_now(void);
 

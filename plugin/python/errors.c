@@ -52,11 +52,33 @@ static PyObject *class_of(moor_status status)
     return base_error;
 }
 
+/* What a wait left when a signal's handler raised: a note of that exception (PEP 678; before 3.11 an attribute that nobody prints). */
+static void add_note(const char *text)
+{
+    PyObject *type, *exc, *trace;
+    PyErr_Fetch(&type, &exc, &trace);
+    PyErr_NormalizeException(&type, &exc, &trace);
+    PyObject *note = PyUnicode_FromFormat("moor: %s", text), *notes = NULL, *done = NULL;
+    if (note && PyObject_HasAttrString(exc, "add_note"))
+        done = PyObject_CallMethod(exc, "add_note", "O", note);
+    else if (note && (notes = PyList_New(0)) && PyList_Append(notes, note) == 0)
+        (void)PyObject_SetAttrString(exc, "__notes__", notes);
+    Py_XDECREF(done);
+    Py_XDECREF(notes);
+    Py_XDECREF(note);
+    PyErr_Clear(); /* the exception itself matters more */
+    PyErr_Restore(type, exc, trace);
+}
+
 PyObject *moor_py_raise(moor_status status)
 {
     const char *text = moor_py_api()->last_error();
     if (!text || !*text)
         text = moor_py_api()->status_name(status);
+    if (PyErr_Occurred()) {
+        add_note(text);
+        return NULL;
+    }
     PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
     if (message) {
         PyErr_SetObject(class_of(status), message);

@@ -11,7 +11,7 @@
 #include "consumer.h"
 
 /* Raises the class of status with libmoor's text of this thread. Always returns NULL. The GIL may have been released
- * since the failing call: the text is the thread's own. */
+ * since the failing call: the text is the thread's own. An exception that is there already (a signal's) stays, with the text as a note. */
 PyObject *moor_py_raise(moor_status status);
 /* The same with an own sentence (PyUnicode_FromFormat's formats). */
 PyObject *moor_py_raise_text(moor_status status, const char *format, ...);

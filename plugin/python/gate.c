@@ -42,9 +42,9 @@ static PyObject *verb(PyObject *self, const char *name, const char *label, doubl
     moor_client *client = ((gate *)self)->store->client;
     if (moor_py_timeout(timeout) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
+    MOOR_PY_WAIT_BEGIN
     status = moor_py_api()->client_gate(client, name, label, timeout, &out);
-    Py_END_ALLOW_THREADS
+    MOOR_PY_WAIT_END
     return status ? moor_py_raise(status) : status_dict(&out);
 }
 

@@ -92,9 +92,9 @@ static PyObject *take(const char *dir, PyObject *args, PyObject *kwargs)
     h->label = Py_NewRef(label);
     moor_hold *held = NULL;
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
+    MOOR_PY_WAIT_BEGIN
     status = moor_py_api()->hold_take(dir, device_text, label_text, (uint64_t)nbytes, &held);
-    Py_END_ALLOW_THREADS
+    MOOR_PY_WAIT_END
     if (status) {
         Py_DECREF((PyObject *)h);
         return moor_py_raise(status);

@@ -366,7 +366,13 @@ static PyMethodDef record_methods[] = {
         "Rows start...stop-1 as [rows, layers, top_k]: a numpy array when numpy can be imported, else a memoryview. "
         "Read-only and zero-copy when they lie in one piece and are asked for as stored; else a copy. "
         "layers='model' has a column for every layer of the model, 0 in dense ones. Missing rows raise "
-        "moor.Incomplete; with allow_missing they read as 0 and mask tells."),
+        "moor.Incomplete; with allow_missing they read as 0 and mask tells. Not for torch.from_numpy(): a write "
+        "through such a tensor is a SIGSEGV; see tensor()."),
+    MOOR_PY_METHOD(
+        "tensor", moor_py_record_tensor, METH_VARARGS | METH_KEYWORDS,
+        "tensor(start=0, stop=None, layers='moe', dtype=None, allow_missing=False)\n--\n\n"
+        "What array() has, as a torch tensor on the CPU. Always a copy, which is the caller's to write: torch has no "
+        "read-only tensors, and the rows are mapped read-only."),
     MOOR_PY_METHOD(
         "copy_into", moor_py_record_copy_into, METH_VARARGS | METH_KEYWORDS,
         "copy_into(buffer, start=0, stop=None, layers='moe', dtype=None, allow_missing=False)\n--\n\n"

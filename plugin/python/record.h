@@ -69,6 +69,7 @@ int moor_py_owner(PyObject *arg);
 /* Methods and getters of the other two files; `moor_py_record_methods` lists them. */
 PyObject *moor_py_record_segments(PyObject *self, PyObject *unused);
 PyObject *moor_py_record_array(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *moor_py_record_tensor(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *moor_py_record_copy_into(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *moor_py_record_mask(PyObject *self, void *unused);
 PyObject *moor_py_record_reduce(PyObject *self, PyObject *protocol);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Record.segments(), .array(), .copy_into(), .mask: what a consumer reads. */
+/* Record.segments(), .array(), .tensor(), .copy_into(), .mask: what a consumer reads. */
 #include "record.h"
 
 #include "errors.h"
@@ -9,7 +9,7 @@
 
 enum { COPY_WITH_GIL = 32 << 10 }; /* bytes that are copied in a few µs */
 
-/* What array() and copy_into() were asked for. */
+/* What array(), tensor() and copy_into() were asked for. */
 typedef struct request {
     moor_py_data *data; /* a reference of ours: another thread may release the record while we copy */
     uint64_t start, stop;
@@ -88,18 +88,18 @@ static int parse_request(const moor_py_record *r, moor_py_data *data, PyObject *
     return set_range(r, start, stop, out) < 0 ? -1 : refuse_missing(r, out);
 }
 
-/* Parses; the caller drops out->data when 0 came back. */
-static int parse(PyObject *self, PyObject *args, PyObject *kwargs, PyObject **buffer, request *out)
+/* Parses; the caller drops out->data when 0 came back. format: of PyArg_ParseTupleAndKeywords, beginning with the buffer if there is one. */
+static int parse(PyObject *self, PyObject *args, PyObject *kwargs, const char *format, PyObject **buffer, request *out)
 {
     static char *with_buffer[] = {"buffer", "start", "stop", "layers", "dtype", "allow_missing", NULL};
     moor_py_record *r = (moor_py_record *)self;
     PyObject *start = NULL, *stop = NULL, *dtype = NULL;
     const char *layers = "moe";
     int allow = 0;
-    int parsed = buffer ? PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOsOp:copy_into", with_buffer, buffer, &start,
-                                                      &stop, &layers, &dtype, &allow)
-                        : PyArg_ParseTupleAndKeywords(args, kwargs, "|OOsOp:array", with_buffer + 1, &start, &stop,
-                                                      &layers, &dtype, &allow);
+    int parsed = buffer ? PyArg_ParseTupleAndKeywords(args, kwargs, format, with_buffer, buffer, &start, &stop, &layers,
+                                                      &dtype, &allow)
+                        : PyArg_ParseTupleAndKeywords(args, kwargs, format, with_buffer + 1, &start, &stop, &layers,
+                                                      &dtype, &allow);
     moor_py_data *data = parsed ? moor_py_record_data(r) : NULL;
     if (!data)
         return -1;
@@ -146,7 +146,7 @@ PyObject *moor_py_record_segments(PyObject *self, PyObject *Py_UNUSED(unused))
 PyObject *moor_py_record_array(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     request q;
-    if (parse(self, args, kwargs, NULL, &q) < 0)
+    if (parse(self, args, kwargs, "|OOsOp:array", NULL, &q) < 0)
         return NULL;
     const moor_rows *rows = &q.data->rows;
     const void *at = moor_rows_address(rows, q.start, q.stop);
@@ -164,6 +164,50 @@ PyObject *moor_py_record_array(PyObject *self, PyObject *args, PyObject *kwargs)
     }
     Py_DECREF((PyObject *)q.data);
     return array;
+}
+
+/* torch.empty(shape, dtype=…, device="cpu"): whatever device is the default. New reference; NULL with an error. */
+static PyObject *torch_empty(PyObject *torch, const uint64_t shape[3], const moor_dtype *dtype)
+{
+    PyObject *torch_dtype = PyObject_GetAttrString(torch, dtype->name);
+    if (!torch_dtype) {
+        PyErr_Clear();
+        return moor_py_raise_text(MOOR_E_UNSUPPORTED, "this torch has no %s: ask for dtype=\"int32\"", dtype->name);
+    }
+    PyObject *empty = PyObject_GetAttrString(torch, "empty"), *tensor = NULL;
+    PyObject *args = Py_BuildValue("((KKK))", (unsigned long long)shape[0], (unsigned long long)shape[1],
+                                   (unsigned long long)shape[2]);
+    PyObject *kwargs = Py_BuildValue("{s:O,s:s}", "dtype", torch_dtype, "device", "cpu");
+    if (empty && args && kwargs)
+        tensor = PyObject_Call(empty, args, kwargs);
+    Py_XDECREF(kwargs);
+    Py_XDECREF(args);
+    Py_XDECREF(empty);
+    Py_DECREF(torch_dtype);
+    return tensor;
+}
+
+/* Always a copy: torch has no read-only tensors, and a write through one over the mapped rows would be a SIGSEGV. */
+PyObject *moor_py_record_tensor(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    request q;
+    if (parse(self, args, kwargs, "|OOsOp:tensor", NULL, &q) < 0)
+        return NULL;
+    const moor_rows *rows = &q.data->rows;
+    uint64_t n = q.stop - q.start;
+    uint64_t shape[3] = {n, q.model_layout ? rows->model_layers : rows->layers, rows->top_k};
+    PyObject *torch = PyImport_ImportModule("torch");
+    PyObject *tensor = torch ? torch_empty(torch, shape, q.dtype) : NULL;
+    PyObject *address = tensor ? PyObject_CallMethod(tensor, "data_ptr", NULL) : NULL;
+    void *dst = address ? PyLong_AsVoidPtr(address) : NULL;
+    if (dst)
+        copy_rows(&q, dst, n * moor_rows_bytes(rows, q.model_layout, q.dtype));
+    else if (PyErr_Occurred() || n)
+        Py_CLEAR(tensor);
+    Py_XDECREF(address);
+    Py_XDECREF(torch);
+    Py_DECREF((PyObject *)q.data);
+    return tensor;
 }
 
 /* The dtype of a copy into buffer: asked for, or the array's own, or the stored one for plain bytes. */
@@ -202,7 +246,7 @@ PyObject *moor_py_record_copy_into(PyObject *self, PyObject *args, PyObject *kwa
     PyObject *target = NULL, *result = NULL;
     Py_buffer b;
     request q;
-    if (parse(self, args, kwargs, &target, &q) < 0)
+    if (parse(self, args, kwargs, "O|OOsOp:copy_into", &target, &q) < 0)
         return NULL;
     if (PyObject_GetBuffer(target, &b, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0) {
         Py_DECREF((PyObject *)q.data);

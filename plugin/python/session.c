@@ -225,9 +225,9 @@ static PyObject *session_insert(PyObject *self, PyObject *args, PyObject *kwargs
     segment.tokens = tokens;
     moor_client *client = client_of(self);
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
+    MOOR_PY_WAIT_BEGIN
     status = moor_py_api()->session_insert(client, id, id_len, key, key_len, &segment);
-    Py_END_ALLOW_THREADS
+    MOOR_PY_WAIT_END
     free(tokens);
     Py_XDECREF(data);
     if (status)
@@ -250,9 +250,9 @@ static PyObject *session_search(PyObject *self, PyObject *text_arg)
         return NULL;
     moor_client *client = client_of(self);
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
+    MOOR_PY_WAIT_BEGIN
     status = moor_py_api()->session_search(client, id, id_len, text, text_len, &found);
-    Py_END_ALLOW_THREADS
+    MOOR_PY_WAIT_END
     if (status)
         return moor_py_raise(status);
     if (!found)
@@ -309,9 +309,9 @@ static PyObject *session_keys(PyObject *self, PyObject *Py_UNUSED(unused))
         return NULL;
     moor_client *client = client_of(self);
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
+    MOOR_PY_WAIT_BEGIN
     status = moor_py_api()->session_keys(client, id, id_len, &keys);
-    Py_END_ALLOW_THREADS
+    MOOR_PY_WAIT_END
     if (status)
         return moor_py_raise(status);
     PyObject *list = list_of_keys(keys);
@@ -369,9 +369,9 @@ static PyObject *session_export(PyObject *self, PyObject *key_arg)
         return NULL;
     moor_client *client = client_of(self);
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
+    MOOR_PY_WAIT_BEGIN
     status = moor_py_api()->session_export(client, id, id_len, key, key_len, &trace);
-    Py_END_ALLOW_THREADS
+    MOOR_PY_WAIT_END
     if (status)
         return moor_py_raise(status);
     PyObject *record = record_of_parts(trace, (PyObject *)((session *)self)->store);
@@ -397,9 +397,9 @@ static PyObject *session_rollback(PyObject *self, PyObject *args, PyObject *kwar
         return NULL;
     moor_client *client = client_of(self);
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
+    MOOR_PY_WAIT_BEGIN
     status = moor_py_api()->session_rollback(client, id, id_len, key, key_len, tokens, n, min, &kept, &left);
-    Py_END_ALLOW_THREADS
+    MOOR_PY_WAIT_END
     free(tokens);
     if (status)
         return moor_py_raise(status);
@@ -417,10 +417,10 @@ static PyObject *release(PyObject *self, PyObject *key_arg)
         return NULL;
     moor_client *client = client_of(self);
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
+    MOOR_PY_WAIT_BEGIN
     status = key ? moor_py_api()->session_release_key(client, id, id_len, key, key_len)
                  : moor_py_api()->session_release(client, id, id_len);
-    Py_END_ALLOW_THREADS
+    MOOR_PY_WAIT_END
     if (status)
         return moor_py_raise(status);
     Py_RETURN_NONE;
@@ -447,9 +447,9 @@ static PyObject *session_exit(PyObject *self, PyObject *Py_UNUSED(args))
         return NULL;
     moor_client *client = client_of(self);
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
+    MOOR_PY_WAIT_BEGIN
     status = moor_py_api()->session_release(client, id, id_len);
-    Py_END_ALLOW_THREADS
+    MOOR_PY_WAIT_END
     if (status && status != MOOR_E_NOT_FOUND && status != MOOR_E_CLOSED)
         return moor_py_raise(status);
     Py_RETURN_NONE;
@@ -481,9 +481,9 @@ PyObject *moor_py_store_session(PyObject *self, PyObject *args, PyObject *kwargs
     moor_client *client = ((moor_py_store *)self)->client;
     moor_status status = MOOR_OK;
     if (create) {
-        Py_BEGIN_ALLOW_THREADS
+        MOOR_PY_WAIT_BEGIN
         status = moor_py_api()->session_start(client, id, id_len, keep ? MOOR_SESSION_KEEP : 0);
-        Py_END_ALLOW_THREADS
+        MOOR_PY_WAIT_END
     }
     if (status)
         return moor_py_raise(status);

@@ -8,9 +8,6 @@
 #include <string.h>
 #include <structmember.h>
 
-/* A wait of open() or attach() is cut into pieces of this length, so that Ctrl-C is noticed. */
-static const double slice_s = 0.25;
-
 static PyTypeObject *store_type;
 
 static void store_dealloc(PyObject *self)
@@ -27,30 +24,6 @@ static void store_dealloc(PyObject *self)
     moor_py_free(self);
 }
 
-/* ---- waits ------------------------------------------------------------------------------------------------------------- */
-
-/* One attempt that waits up to `timeout`; runs without the GIL. */
-typedef moor_status attempt_fn(void *what, double timeout);
-
-/* Repeats attempt until it is decided or the deadline passes. True: *status is its result; false: a signal's handler
- * raised. MOOR_E_TIMEOUT and `again` (MOOR_OK: nothing else) are failures that a longer wait may turn into success; the
- * last attempt's text stays the thread's. */
-static bool attempt_until(attempt_fn *attempt, void *what, double deadline, moor_status again, moor_status *status)
-{
-    for (;;) {
-        double left = deadline - moor_py_now();
-        double now = left < 0 ? 0 : left < slice_s ? left : slice_s;
-        Py_BEGIN_ALLOW_THREADS
-        *status = attempt(what, now);
-        Py_END_ALLOW_THREADS
-        bool wait_more = *status && (*status == MOOR_E_TIMEOUT || *status == again);
-        if (!wait_more || left <= slice_s)
-            return true;
-        if (PyErr_CheckSignals() < 0)
-            return false;
-    }
-}
-
 /* ---- open -------------------------------------------------------------------------------------------------------------- */
 
 typedef struct opening {
@@ -61,18 +34,6 @@ typedef struct opening {
     moor_record **records; /* open_all */
     uint32_t n;
 } opening;
-
-static moor_status try_open(void *what, double timeout)
-{
-    opening *o = what;
-    return moor_py_api()->open(o->client, o->id, o->id_len, timeout, 0, 0, &o->record);
-}
-
-static moor_status try_open_all(void *what, double timeout)
-{
-    opening *o = what;
-    return moor_py_api()->open_all(o->client, o->id, o->id_len, timeout, &o->records, &o->n);
-}
 
 static int set_id(PyObject *id, opening *out)
 {
@@ -115,7 +76,7 @@ static PyObject *full_ids(const opening *asked)
     opening o = *asked;
     moor_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = try_open_all(&o, 0);
+    status = moor_py_api()->open_all(o.client, o.id, o.id_len, 0, &o.records, &o.n);
     Py_END_ALLOW_THREADS
     PyObject *list = PyList_New(0);
     if (status)
@@ -159,8 +120,9 @@ static PyObject *store_open(PyObject *self, PyObject *args, PyObject *kwargs)
         moor_py_timeout(timeout) < 0)
         return NULL;
     moor_status status;
-    if (!attempt_until(try_open, &o, moor_py_now() + timeout, MOOR_E_NOT_FOUND, &status))
-        return NULL;
+    MOOR_PY_WAIT_BEGIN
+    status = moor_py_api()->open(o.client, o.id, o.id_len, timeout, 0, 0, &o.record);
+    MOOR_PY_WAIT_END
     return status ? open_failed(status, &o) : moor_py_record_opened(o.record, self);
 }
 
@@ -169,8 +131,12 @@ static int open_all_of(PyObject *self, PyObject *id, double deadline, PyObject *
 {
     opening o = {.client = ((moor_py_store *)self)->client};
     moor_status status;
-    if (set_id(id, &o) < 0 || !attempt_until(try_open_all, &o, deadline, MOOR_E_NOT_FOUND, &status))
+    if (set_id(id, &o) < 0)
         return -1;
+    MOOR_PY_WAIT_BEGIN
+    double left = deadline - moor_py_now();
+    status = moor_py_api()->open_all(o.client, o.id, o.id_len, left > 0 ? left : 0, &o.records, &o.n);
+    MOOR_PY_WAIT_END
     if (status) {
         open_failed(status, &o);
         return -1;
@@ -238,9 +204,9 @@ static PyObject *store_claim(PyObject *Py_UNUSED(self), PyObject *args, PyObject
     moor_py_data *data = r->data;
     Py_INCREF((PyObject *)data); /* another thread may release the record meanwhile */
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
+    MOOR_PY_WAIT_BEGIN
     status = moor_py_api()->record_claim(lease, (uint32_t)owner);
-    Py_END_ALLOW_THREADS
+    MOOR_PY_WAIT_END
     if (!status)
         r->owner = (uint32_t)owner;
     Py_DECREF((PyObject *)data);
@@ -258,9 +224,9 @@ static PyObject *record_event(PyObject *object, uint32_t event)
     moor_py_data *data = r->data;
     Py_INCREF((PyObject *)data);
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
+    MOOR_PY_WAIT_BEGIN
     status = moor_py_api()->record_event(lease, event);
-    Py_END_ALLOW_THREADS
+    MOOR_PY_WAIT_END
     Py_DECREF((PyObject *)data);
     if (status)
         return moor_py_raise(status);
@@ -288,9 +254,9 @@ static PyObject *store_truncate(PyObject *self, PyObject *args, PyObject *kwargs
     if (rows < 0 || min_rows < 0)
         return moor_py_raise_text(MOOR_E_INVALID, "truncate(%R, rows=%lld, min_rows=%lld)", id, rows, min_rows);
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
+    MOOR_PY_WAIT_BEGIN
     status = moor_py_api()->client_truncate_within(o.client, o.id, o.id_len, (uint64_t)rows, (uint64_t)min_rows);
-    Py_END_ALLOW_THREADS
+    MOOR_PY_WAIT_END
     if (status)
         return moor_py_raise(status);
     Py_RETURN_NONE;
@@ -323,9 +289,9 @@ static PyObject *store_snapshot(PyObject *self, PyObject *args, PyObject *kwargs
     const char *dir = bytes ? PyBytes_AsString(bytes) : NULL;
     moor_status status = MOOR_OK;
     if (dir) {
-        Py_BEGIN_ALLOW_THREADS
+        MOOR_PY_WAIT_BEGIN
         status = moor_py_api()->client_save(((moor_py_store *)self)->client, dir, timeout);
-        Py_END_ALLOW_THREADS
+        MOOR_PY_WAIT_END
     }
     Py_XDECREF(bytes);
     if (!dir)
@@ -342,9 +308,9 @@ static PyObject *store_stats(PyObject *self, PyObject *Py_UNUSED(unused))
     char *text = NULL;
     size_t len = 0;
     moor_status status;
-    Py_BEGIN_ALLOW_THREADS
+    MOOR_PY_WAIT_BEGIN
     status = moor_py_api()->client_stats(((moor_py_store *)self)->client, &text, &len);
-    Py_END_ALLOW_THREADS
+    MOOR_PY_WAIT_END
     if (status)
         return moor_py_raise(status);
     PyObject *json = PyImport_ImportModule("json");
@@ -367,67 +333,50 @@ static PyObject *store_repr(PyObject *self)
 
 /* ---- functions --------------------------------------------------------------------------------------------------------- */
 
-typedef struct attaching {
-    const char *instance, *dir;
-    moor_client *client;
-} attaching;
-
-static moor_status try_attach(void *what, double timeout)
-{
-    attaching *a = what;
-    return moor_py_api()->attach(a->instance, a->dir, timeout, &a->client);
-}
-
 static PyObject *attach(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"instance", "timeout", "dir", NULL};
-    attaching a = {NULL, NULL, NULL};
+    const char *instance = NULL, *dir = NULL;
+    moor_client *client = NULL;
     double timeout = 5.0;
     moor_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zdz:attach", names, &a.instance, &timeout, &a.dir) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zdz:attach", names, &instance, &timeout, &dir) ||
         moor_py_timeout(timeout) < 0)
         return NULL;
     moor_py_store *s = moor_py_new(store_type);
     if (!s)
         return NULL;
-    if (a.dir && !(s->dir = strdup(a.dir))) {
+    if (dir && !(s->dir = strdup(dir))) {
         Py_DECREF((PyObject *)s);
         return PyErr_NoMemory();
     }
-    bool decided = attempt_until(try_attach, &a, moor_py_now() + timeout, MOOR_E_NOT_FOUND, &status);
-    s->client = decided && !status ? a.client : NULL;
-    if (s->client)
+    MOOR_PY_WAIT_BEGIN
+    status = moor_py_api()->attach(instance, dir, timeout, &client);
+    MOOR_PY_WAIT_END
+    if (!status) {
+        s->client = client;
         return (PyObject *)s;
+    }
+    moor_py_raise(status);
     Py_DECREF((PyObject *)s);
-    return decided ? moor_py_raise(status) : NULL;
-}
-
-typedef struct resolving {
-    const char *ref;
-    size_t len;
-    moor_record *record;
-} resolving;
-
-static moor_status try_resolve(void *what, double timeout)
-{
-    resolving *r = what;
-    return moor_py_api()->resolve(r->ref, r->len, timeout, &r->record);
+    return NULL;
 }
 
 static PyObject *resolve(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"ref", "timeout", NULL};
-    resolving r = {NULL, 0, NULL};
+    const char *ref;
+    moor_record *record = NULL;
     Py_ssize_t len;
     double timeout = 5.0;
     moor_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#|d:resolve", names, &r.ref, &len, &timeout) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#|d:resolve", names, &ref, &len, &timeout) ||
         moor_py_timeout(timeout) < 0)
         return NULL;
-    r.len = (size_t)len;
-    if (!attempt_until(try_resolve, &r, moor_py_now() + timeout, MOOR_OK, &status))
-        return NULL;
-    return status ? moor_py_raise(status) : moor_py_record_opened(r.record, NULL);
+    MOOR_PY_WAIT_BEGIN
+    status = moor_py_api()->resolve(ref, (size_t)len, timeout, &record);
+    MOOR_PY_WAIT_END
+    return status ? moor_py_raise(status) : moor_py_record_opened(record, NULL);
 }
 
 static PyObject *status_text(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
@@ -439,9 +388,9 @@ static PyObject *status_text(PyObject *Py_UNUSED(module), PyObject *args, PyObje
     moor_status status;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|zzs:status_text", names, &instance, &dir, &format))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
+    MOOR_PY_WAIT_BEGIN
     status = moor_py_api()->status_text(instance, dir, format, &text, &len);
-    Py_END_ALLOW_THREADS
+    MOOR_PY_WAIT_END
     if (status)
         return moor_py_raise(status);
     PyObject *result = PyUnicode_DecodeUTF8(text, (Py_ssize_t)len, "replace");

@@ -14,7 +14,7 @@
  *  - "Thread-safe" means any thread at any time until the object is closed. "Recorder thread" means: one thread at a time
  *    (the engine's step thread); other functions may run beside it.
  *  - Timeouts are seconds; 0 = do not wait; every wait ends by its deadline. Times in structs are nanoseconds.
- *  - No function exits, aborts, raises a signal, writes to stdout or calls back into the host except through moor_host.
+ *  - No function exits, aborts, raises a signal, writes to stdout or calls back into the host except through moor_host and wait_check.
  *  - After fork() the child has the records that were open, and what they point to, leased as they are in the parent: it reads
  *    (record_info, _copy, _ref) and releases them. Their leases end together, when both have released all that was open at the
  *    fork, or have ended. Nothing else is the child's: handles of the parent return MOOR_E_FORKED there, and it opens its own. An exec
@@ -58,7 +58,8 @@ enum {
     MOOR_E_FORKED = -19,    /* the object belongs to the parent process */
     MOOR_E_UNSUPPORTED = -20,
     MOOR_E_RANGE = -21,  /* an expert id ≥ num_experts, a row or layer out of range */
-    MOOR_E_CORRUPT = -22 /* a file or message fails its checks */
+    MOOR_E_CORRUPT = -22, /* a file or message fails its checks */
+    MOOR_E_INTERRUPTED = -23 /* the thread's wait_check ended the wait; the text says what it left */
 };
 
 /* Services of the host. All members may be NULL. Called from any thread, never with a Moor lock held. */
@@ -475,7 +476,8 @@ typedef struct moor_api {
     moor_status (*find)(moor_store *store, const char *id, uint32_t id_len, moor_handle *out);
 
     /* Consumer. attach looks in every candidate directory; not unique → MOOR_E_AMBIGUOUS listing what was found.
-     * instance NULL → $MOOR_INSTANCE or "default". */
+     * instance NULL → $MOOR_INSTANCE or "default". A client is of one server's life: when that is gone, everything is MOOR_E_CLOSED, also
+     * once a server of the same name is there (whose ids may mean other requests, and whose gate is open); attach again. */
     moor_status (*attach)(const char *instance, const char *dir, double timeout, moor_client **out);
     void (*detach)(moor_client *client); /* records opened from it stay readable, and leased until each is released */
     const char *(*client_instance)(const moor_client *client);
@@ -626,6 +628,12 @@ typedef struct moor_api {
     /* The servers that live now in a directory where the hold lies, "<dir>/<instance>" one a line, "" when there are none. A server with a
      * directory of its own sees the hold as well; it is listed when hold_take was given that directory. *out: text_free. */
     moor_status (*hold_seen_by)(const moor_hold *hold, char **out, size_t *len);
+
+    /* For hosts that have signals to look for: from now on every wait of the calling thread asks check(user) within 100 ms, again and
+     * again; other than 0 ends it with MOOR_E_INTERRUPTED. What was begun is not left half done: a request that was sent is the store's to finish, its
+     * answer is dropped, with its leases, when it comes; a barrier's round that the caller is in is broken for all; a gate stays as it is. check
+     * is called with no lock held and may call Moor. NULL: no more. Not inherited by other threads. */
+    void (*wait_check)(int (*check)(void *user), void *user);
 } moor_api;
 
 /* Returns the table of version `want`, or NULL when this library does not have it. *have (may be NULL): the newest it has.

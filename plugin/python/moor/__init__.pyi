@@ -97,6 +97,14 @@ class Record:
         dtype: Any = None,
         allow_missing: bool = False,
     ) -> Any: ...  # numpy.ndarray or memoryview
+    def tensor(
+        self,
+        start: SupportsIndex = 0,
+        stop: SupportsIndex | None = None,
+        layers: _Layers = "moe",
+        dtype: Any = None,
+        allow_missing: bool = False,
+    ) -> Any: ...  # torch.Tensor
     def copy_into(
         self,
         buffer: Any,

@@ -6,6 +6,7 @@
  *   open STORE LAYERS MODEL_LAYERS TOP_K EXPERTS ARENA   layer_ids are 1, 2, … but the last, which is MODEL_LAYERS - 1
  *   record ID FROM TO SEED [MISSING]   steps of at most 512 tokens over positions FROM…TO-1; with MISSING the last layer does not capture
  *   seal ID ROWS FLAGS     alias ID ALIAS INDEX     touch LABEL (the weights changed)
+ *   begin                  end (of a weight update)
  *   enter ID               leave (of the gate; the receipt's outcome is finished)
  *   close
  * The ids of a row are known to the test (api_lib.py): ids[row][column][k] = (13 row + 5 column + k + SEED) % EXPERTS.
@@ -99,6 +100,18 @@ static moor_status cmd_touch(char *label)
     return status ? status : api->weights_label(process, label);
 }
 
+static moor_status cmd_begin(char *unused)
+{
+    (void)unused;
+    return api->weights_begin(process, MOOR_WEIGHTS_UPDATE);
+}
+
+static moor_status cmd_end(char *unused)
+{
+    (void)unused;
+    return api->weights_end(process, 1, NULL);
+}
+
 static moor_status cmd_enter(char *id)
 {
     return api->gate_enter(process, id, (uint32_t)strlen(id), 0, 0, &ticket);
@@ -115,8 +128,9 @@ static moor_status run(char *line)
     static const struct {
         const char *name;
         moor_status (*run)(char *);
-    } commands[] = {{"open", cmd_open},   {"record", cmd_record}, {"seal", cmd_seal},  {"alias", cmd_alias},
-                    {"touch", cmd_touch}, {"enter", cmd_enter},   {"leave", cmd_leave}};
+    } commands[] = {{"open", cmd_open},   {"record", cmd_record}, {"seal", cmd_seal},
+                    {"alias", cmd_alias}, {"touch", cmd_touch},   {"enter", cmd_enter},
+                    {"leave", cmd_leave}, {"begin", cmd_begin},   {"end", cmd_end}};
     char *rest = strchr(line, ' ');
     if (rest)
         *rest++ = 0;

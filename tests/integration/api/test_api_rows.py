@@ -8,9 +8,18 @@ import pickle
 import subprocess
 import sys
 import unittest
+import unittest.mock
+import warnings
 
 import moor
 from api_lib import LAYER_IDS, LAYERS, MODEL_LAYERS, TOP_K, ApiTest, ids, model_layout, needs_numpy, numpy
+
+try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own dependencies
+        import torch
+except ImportError:
+    torch = None
 
 CODES = {"uint8": "B", "uint16": "H", "int16": "h", "int32": "i", "int64": "q"}
 
@@ -358,6 +367,75 @@ class PadRows(unittest.TestCase):
                 moor.pad_rows(*args)
         with self.assertRaises(moor.RangeError):
             moor.pad_rows(1, 1, 1, 300, dtype="uint8")
+
+
+@unittest.skipIf(torch is None, "torch is not installed in this Python")
+class Tensors(ApiTest):
+    def test_a_write_is_the_callers_own(self):
+        self.server.record("a", 10)
+        record = self.store.open("a", 5)
+        tensor = record.tensor()
+        self.assertEqual((tensor.dtype, tuple(tensor.shape), tensor.device.type), (torch.uint8, (10, 3, 2), "cpu"))
+        self.assertEqual(tensor.tolist(), ids(0, 10))
+        tensor[:] = 0
+        self.assertEqual(record.tensor().tolist(), ids(0, 10))
+        self.assertEqual(record.array().tolist(), ids(0, 10))
+        record.release()
+        self.assertEqual(tensor.tolist(), [[[0] * 2] * 3] * 10)
+
+    def test_ranges_layouts_and_dtypes(self):
+        self.server.record("a", 10)
+        self.server.record("m", 10, missing=(4, 6))
+        record = self.store.open("a", 5)
+        for name in ("uint8", "int16", "int32", "int64"):
+            for dtype in (name, getattr(torch, name)):
+                tensor = record.tensor(2, 5, dtype=dtype)
+                self.assertEqual((tensor.dtype, tensor.tolist()), (getattr(torch, name), ids(2, 5)))
+        self.assertEqual(record.tensor(layers="model").tolist(), model_layout(ids(0, 10)))
+        self.assertEqual(tuple(record.tensor(3, 3).shape), (0, 3, 2))
+        missing = self.store.open("m", 5)
+        with self.assertRaises(moor.Incomplete):
+            missing.tensor()
+        self.assertEqual(missing.tensor(allow_missing=True)[4:6].tolist(), [[[0] * 2] * 3] * 2)
+        copy = pickle.loads(pickle.dumps(record))
+        self.assertEqual(copy.tensor().tolist(), ids(0, 10))
+
+    def test_S2_8_a_forked_loader(self):
+        """The loader's workers begin after the parent has let go of what they read."""
+        for i in range(8):
+            self.server.record(f"r{i}", i + 1, seed=i)
+        records = [self.store.open(f"r{i}", 5) for i in range(8)]
+
+        class Rows(torch.utils.data.Dataset):
+            def __len__(self):
+                return len(records)
+
+            def __getitem__(self, i):
+                return records[i].tensor(dtype="int32")
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a fork beside threads, from CPython 3.12 on
+            loader = iter(torch.utils.data.DataLoader(Rows(), batch_size=None, num_workers=2, prefetch_factor=1, multiprocessing_context="fork"))
+            for record in records:
+                self.store.discard(record)
+                record.release()
+            for i in range(200):
+                self.server.record(f"other{i}", 8, seed=50 + i)
+            self.assertEqual([rows.tolist() for rows in loader], [ids(0, i + 1, i) for i in range(8)])
+        del loader
+        self.assertLeases(0)
+
+    def test_the_default_device_may_be_another(self):
+        self.server.record("a", 10)
+        with torch.device("meta"):
+            self.assertEqual(self.store.open("a", 5).tensor().tolist(), ids(0, 10))
+
+
+class NoTorch(ApiTest):
+    def test_is_an_import_error(self):
+        self.server.record("a", 10)
+        with unittest.mock.patch.dict(sys.modules, torch=None), self.assertRaises(ImportError):
+            self.store.open("a", 5).tensor()
 
 
 if __name__ == "__main__":

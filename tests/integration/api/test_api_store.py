@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -388,15 +389,6 @@ class Processes(ApiTest):
             self.assertEqual(said.get(), (True, True, 10))
         self.assertLeases(0)
 
-    def test_ctrl_c_ends_a_wait(self):
-        program = ("import moor, sys, threading, _thread, time\ns = moor.attach('api', dir=sys.argv[1])\nprint('waiting', flush=True)\nt = time.monotonic()\n"
-                   "try: s.open('never', 60)\nexcept KeyboardInterrupt: print('interrupted', time.monotonic() - t < 5)")
-        child = self.python(program, stdout=subprocess.PIPE)
-        self.assertEqual(child.stdout.readline(), "waiting\n")
-        time.sleep(0.3)
-        child.send_signal(signal.SIGINT)
-        self.assertEqual(child.communicate(timeout=30)[0], "interrupted True\n")
-
     def test_threads_open_in_parallel(self):
         for i in range(20):
             self.server.record(f"r{i}", i + 1, seed=i)
@@ -483,6 +475,196 @@ class Async(ApiTest):
         self.assertLeases(0)
         with self.assertRaises(moor.Invalid):
             self.store.open_async("live", -1)
+
+
+class Signals(ApiTest):
+    """Ctrl-C ends every wait, whichever thread the kernel gives it to, and leaves nothing half done."""
+
+    WAIT = 60  # no wait may be over before; the tests say nothing else of time
+
+    def interrupted(self, call, *args):
+        """Runs it until a SIGINT that comes meanwhile; the exception's notes."""
+        done = threading.Event()
+
+        def press():
+            while not done.wait(0.15):
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+        ctrl_c = threading.Thread(target=press)
+        start = time.monotonic()
+        ctrl_c.start()
+        try:
+            with self.assertRaises(KeyboardInterrupt) as caught:
+                call(*args)
+        finally:
+            done.set()
+            ctrl_c.join()
+        self.assertLess(time.monotonic() - start, self.WAIT)
+        return " ".join(getattr(caught.exception, "__notes__", ()))
+
+    def stopped(self):
+        self.server.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.server.process.pid, os.WSTOPPED)
+        self.addCleanup(self.server.process.send_signal, signal.SIGCONT)
+
+    def test_waits_for_what_may_come(self):
+        self.server.record("live", 4, seal=False)
+        self.assertIn("live", self.interrupted(self.store.open, "live", self.WAIT))
+        self.interrupted(self.store.open, "never", self.WAIT)
+        self.interrupted(self.store.open_many, ["never"], self.WAIT)
+        self.interrupted(self.store.open_many, "never", self.WAIT)
+        self.assertIn("attach", self.interrupted(moor.attach, "nobody", self.WAIT, self.base))
+        nobody = f"moor1:{socket.gethostname()}:nobody:0.00000001:0000000100000001:u8:1x3x2"
+        self.interrupted(moor.resolve, nobody, self.WAIT)
+        self.server("seal", "live", 4, 0)
+        self.assertEqual(self.store.open("live", 5).rows, 4)
+        self.assertLeases(0)
+
+    def test_a_drain_leaves_the_gate_sealed_and_says_so(self):
+        gate = self.store.gate
+        self.server("enter", "q")
+        gate.seal()
+        note = self.interrupted(gate.drain, self.WAIT)
+        self.assertIn("1 request not settled: q", note)
+        self.assertIn("stays sealed", note)
+        self.assertEqual(gate.status()["state"], "sealed")
+        self.assertEqual(self.store.stats()["counters"]["gate_drain_timeouts_total"], 0)
+        self.server("leave")
+        self.assertEqual(gate.drain(5)["state"], "drained")
+        self.server("begin")
+        self.assertIn("stays closed", self.interrupted(gate.reopen, self.WAIT))
+        self.assertEqual(gate.status()["state"], "drained")
+        self.server("end")
+        self.assertEqual(gate.reopen(5)["state"], "open")
+
+    def test_a_barrier_is_broken_for_all(self):
+        """Nobody passes a rank that is not there any more, and nobody waits for it (S5.3)."""
+        broken = []
+
+        def arrive():
+            try:
+                moor.attach("api", dir=self.base).barrier("b", 3).arrive(1, self.WAIT)
+            except moor.Broken as error:
+                broken.append(str(error))
+
+        other = threading.Thread(target=arrive)
+        other.start()
+        self.assertIn("broken", self.interrupted(self.store.barrier("b", 3).arrive, 0, self.WAIT))
+        other.join()
+        self.assertIn("rank 0 was interrupted", "".join(broken))
+
+    def test_a_store_that_does_not_answer(self):
+        """Each call is left; its answer, and the leases in it, are dropped when they come, and the connection goes on."""
+        self.server.record("a", 10)
+        record = self.store.open("a", 5)
+        ref = record.ref
+        session = self.store.session("s")
+        session.insert("k", record, tokens=list(range(10)))
+        calls = [
+            (self.store.stats,), (self.store.open, "a", self.WAIT), (self.store.open_many, "a", self.WAIT), (moor.resolve, ref),
+            (self.store.claim, record, "trace_store"), (self.store.truncate, "a", 10), (self.store.snapshot, self.base + "/snap", self.WAIT),
+            (self.store.session, "t", True), (session.keys,), (session.search, "k"), (session.export, "k"), (session.rollback, "k", list(range(10)), 10),
+            (moor.status_text, "api", self.base),
+        ]
+        with unittest.mock.patch.dict(os.environ, MOOR_DIR=self.base):
+            self.assertEqual(moor.resolve(ref).rows, 10)
+            self.stopped()
+            for call, *args in calls:
+                with self.subTest(call=call.__name__):
+                    self.interrupted(call, *args)
+            self.server.process.send_signal(signal.SIGCONT)
+        self.assertEqual(session.keys(), ["k"])  # of a session that ends with its connection
+        self.assertEqual(self.store.open("a", 5).rows, 10)
+        with self.assertRaises(moor.NotFound):  # reads what came late over resolve()'s connection
+            moor.resolve(f"moor1:{socket.gethostname()}:nobody:0.00000001:0000000100000001:u8:1x3x2", 0)
+        self.assertEqual(record.array().tolist(), ids(0, 10))
+
+    def test_late_leases_are_given_back(self):
+        self.server.record("a", 10)
+        self.store.open("a", 5).release()
+        self.stopped()
+        self.interrupted(self.store.open, "a", self.WAIT)
+        self.interrupted(self.store.open_many, "a", self.WAIT)
+        self.server.process.send_signal(signal.SIGCONT)
+        self.assertLeases(0)
+        self.assertGreater(self.stat("records"), 0)
+
+    def test_a_handler_that_returns_lets_the_wait_go_on(self):
+        """And may ask the same store itself."""
+        self.server.record("late", 4, seal=False)
+        seen = []
+
+        def handle(*_):
+            seen.append(self.stat("records"))
+            self.server("seal", "late", 4, 0)
+
+        before = signal.signal(signal.SIGALRM, handle)
+        self.addCleanup(signal.signal, signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        self.assertEqual(self.store.open("late", self.WAIT).rows, 4)
+        self.assertEqual(seen, [1])
+
+    def test_asyncio(self):
+        self.server.record("live", 4, seal=False)
+        self.interrupted(asyncio.run, self.wait_for_live())
+        self.server("seal", "live", 4, 0)
+        self.assertEqual(self.store.open("live", 5).rows, 4)
+        self.assertLeases(0)
+
+    async def wait_for_live(self):
+        return await self.store.open_async("live", self.WAIT)
+
+
+class ALife(ApiTest):
+    def test_a_store_is_of_one_servers_life(self):
+        """Its ids may mean other requests in the next one, whose gate is open."""
+        self.server.record("0", 10)
+        for end in (self.server.process.kill, self.server.close):
+            store, gate = self.store, self.store.gate
+            gate.seal()
+            end()
+            self.server.close()
+            asked = (store.stats, gate.status, gate.drain, lambda: store.open("0"), lambda: store.truncate("0", 1), lambda: store.session("s").keys(),
+                     lambda: store.barrier("b", 1).arrive(0), lambda: store.snapshot(self.base))
+            for life in ("gone", "the next one lives"):
+                for ask in asked:
+                    with self.subTest(life), self.assertRaises(moor.Closed) as caught:
+                        ask()
+                    self.assertIn("the server of instance \"api\"", str(caught.exception))
+                    self.assertIn("is gone", str(caught.exception))
+                if life == "gone":
+                    self.server = Server(self.base)
+                    self.addCleanup(self.server.close)
+                    self.server.record("0", 10, seed=3)
+            self.store = moor.attach("api", dir=self.base)
+            self.assertEqual(self.store.open("0", 5).array().tolist(), ids(0, 10, 3))
+
+
+class Expired(ApiTest):
+    server_args = {"config": {"record": {"keep_s": 0.05}}}
+
+    def test_an_id_that_expired_says_so(self):
+        self.server.record("old", 10, aliases=[("http", 0)])
+        self.wait_for(lambda: self.stat("records") == 0, "it never expired")
+        for id in ("old", "http"):
+            with self.assertRaises(moor.NotFound) as caught:
+                self.store.open(id)
+            self.assertIn("the keep policy freed it", str(caught.exception))
+            self.assertIn("record.keep_s is 0.05", str(caught.exception))
+        with self.assertRaises(moor.NotFound) as caught:
+            self.store.open("never")
+        self.assertEqual(str(caught.exception), "no record of request never")
+
+
+class Freed(ApiTest):
+    def test_an_id_that_was_freed_says_so(self):
+        self.server.record("a", 10)
+        with self.store.open("a", 5) as record:
+            self.store.discard(record)
+        with self.assertRaises(moor.NotFound) as caught:
+            self.store.open("a")
+        self.assertIn("it was freed", str(caught.exception))
 
 
 class GateHoldBarrier(ApiTest):
