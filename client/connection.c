@@ -21,7 +21,12 @@
 #include "inherit.h"
 #include "wire.h"
 
-enum { MAX_FDS = 16, POST_MS = 1000, PIECE = MOOR_WIRE_LIMIT - sizeof(moor_wire_header) /* payload of a message */ };
+enum {
+    MAX_FDS = 16,
+    POST_MS = 1000,
+    AGAIN_S = 30,
+    PIECE = MOOR_WIRE_LIMIT - sizeof(moor_wire_header) /* payload of a message */
+};
 
 /* A call that waits for its reply. Lives on its caller's stack. */
 struct call {
@@ -44,8 +49,11 @@ struct moor_connection {
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* a call is done, or a right is free, or the connection is dead */
     int dead, reading, writing;
-    int kept;      /* dead, but the server shall not know: records are being read under its leases */
-    char why[160]; /* it is dead */
+    int kept;          /* dead, but the server shall not know: records are being read under its leases */
+    int hung;          /* dead because nothing was answered in time */
+    int stirred;       /* and something came after all */
+    uint64_t again_ns; /* without a socket: when to look again */
+    char why[160];     /* it is dead */
     uint32_t next_tag;
     struct call *calls;
 
@@ -74,6 +82,13 @@ static void give_up_locked(moor_connection *connection, const char *why)
     pthread_cond_broadcast(&connection->changed);
 }
 
+/* The store may only sleep, or be stopped: moor_connection_stirs tells when it is back. */
+static void give_up_hung_locked(moor_connection *connection, const char *why)
+{
+    connection->hung |= !connection->dead;
+    give_up_locked(connection, why);
+}
+
 /* Never a shutdown(): of a connection that was handed on it would end the child's leases. Nobody sleeps on the socket when its last user
  * ends it, and whose peer is gone wakes. */
 static void kill_locked(moor_connection *connection, const char *why)
@@ -97,6 +112,36 @@ int moor_connection_spent(moor_connection *connection)
     int dead = connection->dead;
     pthread_mutex_unlock(&connection->mutex);
     return dead;
+}
+
+int moor_connection_hung(moor_connection *connection)
+{
+    if (connection->pid != getpid())
+        return 0;
+    pthread_mutex_lock(&connection->mutex);
+    int hung = connection->hung;
+    pthread_mutex_unlock(&connection->mutex);
+    return hung;
+}
+
+int moor_connection_stirs(moor_connection *connection)
+{
+    pthread_mutex_lock(&connection->mutex);
+    int stirs = !connection->kept || connection->stirred;
+    if (!stirs && connection->inherit.fd < 0)
+        stirs = moor_now_ns() >= connection->again_ns;
+    else if (!stirs && !connection->reading) { /* else the reader finds it */
+        connection->reading = 1;
+        pthread_mutex_unlock(&connection->mutex);
+        struct pollfd poll_fd = {connection->inherit.fd, POLLIN, 0};
+        stirs = poll(&poll_fd, 1, 0) > 0;
+        pthread_mutex_lock(&connection->mutex);
+        connection->reading = 0;
+        close_if_unused(connection);
+        pthread_cond_broadcast(&connection->changed);
+    }
+    pthread_mutex_unlock(&connection->mutex);
+    return stirs;
 }
 
 moor_connection *moor_connection_retain(moor_connection *connection)
@@ -451,7 +496,7 @@ static int send_locked(moor_connection *connection, const moor_wire_header *head
 {
     while (connection->writing && !connection->dead)
         if (!wait_changed(connection, deadline_ns)) {
-            give_up_locked(connection, "the store took no message until the deadline");
+            give_up_hung_locked(connection, "the store took no message until the deadline");
             return 0;
         }
     if (connection->dead)
@@ -462,7 +507,7 @@ static int send_locked(moor_connection *connection, const moor_wire_header *head
     pthread_mutex_lock(&connection->mutex);
     connection->writing = 0;
     if (!sent)
-        give_up_locked(connection, "the store took no message until the deadline");
+        give_up_hung_locked(connection, "the store took no message until the deadline");
     close_if_unused(connection);
     pthread_cond_broadcast(&connection->changed);
     return sent != 0; /* when it is gone, reading finds its last words, or its end */
@@ -473,7 +518,7 @@ static void wait_done(moor_connection *connection, struct call *call, uint64_t d
 {
     while (!call->done && !connection->dead) {
         if (moor_now_ns() >= deadline_ns) {
-            give_up_locked(connection, "the store did not answer in time");
+            give_up_hung_locked(connection, "the store did not answer in time");
         } else if (connection->reading) {
             wait_changed(connection, deadline_ns);
         } else {
@@ -482,6 +527,7 @@ static void wait_done(moor_connection *connection, struct call *call, uint64_t d
             const char *wrong = read_some(connection, deadline_ns);
             pthread_mutex_lock(&connection->mutex);
             connection->reading = 0;
+            connection->stirred |= connection->dead && moor_now_ns() < deadline_ns;
             if (wrong == gone)
                 kill_locked(connection, wrong);
             else if (wrong)
@@ -613,7 +659,13 @@ static moor_status connect_to(moor_connection *connection, const char *dir, uint
         int err = errno;
         if (err == EINTR)
             continue;
-        if (err != EAGAIN || moor_now_ns() >= deadline_ns)
+        if (err == EAGAIN && moor_now_ns() >= deadline_ns) {
+            connection->again_ns = moor_now_ns() + AGAIN_S * 1000000000ull;
+            moor_inherit_close(&connection->inherit);
+            give_up_hung_locked(connection, "its queue of newcomers is full"); /* nobody else has it yet */
+            return moor_fail(MOOR_E_TIMEOUT, "%s: its queue of newcomers is full", path);
+        }
+        if (err != EAGAIN)
             return moor_fail_errno(err == ECONNREFUSED || err == ENOENT ? MOOR_E_CLOSED : MOOR_E_IO, err, "%s", path);
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
@@ -636,9 +688,12 @@ moor_status moor_connection_open(const char *dir, const char *instance, uint32_t
         status = moor_connection_call(connection, MOOR_WIRE_HELLO, &hello, sizeof(hello), NULL, 0, deadline_ns,
                                       &payload, &n);
     free(payload);
-    if (status)
+    if (status && !connection->hung) {
         moor_connection_disown(connection);
-    else
-        *out = connection;
-    return status;
+        return status == MOOR_E_TIMEOUT ? moor_fail(MOOR_E_CORRUPT, "store %u greets with a timeout", store_index)
+                                        : status;
+    }
+    *out = connection;
+    return status ? moor_fail(MOOR_E_TIMEOUT, "store %u of instance \"%s\" does not answer", store_index, instance)
+                  : status;
 }
