@@ -17,8 +17,10 @@
 #include <unistd.h>
 
 #include "../allocator/dirs.h"
+#include "../allocator/heap.h"
 #include "copy.h"
 #include "inherit.h"
+#include "record.h"
 #include "wire.h"
 
 enum {
@@ -354,13 +356,18 @@ static moor_status take_payload(moor_connection *connection, const moor_wire_hea
             return moor_fail(MOOR_E_CORRUPT, "a large reply came without its descriptor");
         }
         moor_status status = moor_wire_large_read(fd, large.length, payload);
+        if (status == MOOR_E_NOMEM && header->status == MOOR_OK)
+            moor_records_refuse_reply(connection, header->type, NULL, fd, large.length);
         close(fd);
         *n = large.length;
         return status ? status : header->status;
     }
-    *payload = malloc(reader.left + 1);
-    if (!*payload)
+    *payload = moor_heap_raw(reader.left + 1);
+    if (!*payload) {
+        if (header->status == MOOR_OK)
+            moor_records_refuse_reply(connection, header->type, reader.at, -1, reader.left);
         return moor_fail(MOOR_E_NOMEM, "no memory for a reply of %zu bytes", reader.left);
+    }
     *n = reader.left;
     moor_wire_get(&reader, *payload, *n);
     ((char *)*payload)[*n] = 0;
@@ -392,8 +399,8 @@ static const char *deliver(moor_connection *connection, const moor_wire_header *
     if (!awaited)
         return "the store answered what nobody asked";
     status = take_payload(connection, header, reader, &payload, &n);
-    if (status && !payload) { /* ours: the text of this thread goes to the thread that waits */
-        payload = strdup(moor_last_error());
+    if (status && !payload) {                /* ours: the text of this thread goes to the thread that waits */
+        payload = strdup(moor_last_error()); /* without memory the status says enough */
         n = payload ? strlen(payload) : 0;
     }
     pthread_mutex_lock(&connection->mutex);
@@ -464,17 +471,19 @@ static void put_frames(unsigned char *out, const moor_wire_header *header, const
     } while (left);
 }
 
-/* 1: sent; 0: not until the deadline; -1: the other side is gone (and may have said why before it went). */
+enum { NO_MEMORY = -2 };
+
+/* 1: sent; 0: not until the deadline; -1: the other side is gone (and may have said why before it went); NO_MEMORY: nothing was sent. */
 static int send_all(int fd, const moor_wire_header *header, const void *head, size_t head_n, const void *tail,
                     size_t tail_n, uint64_t deadline_ns)
 {
     unsigned char small[512];
     size_t payload = head_n + tail_n, frames = payload ? (payload + PIECE - 1) / PIECE : 1;
     size_t total = frames * sizeof(*header) + payload, sent = 0;
-    unsigned char *data = total <= sizeof(small) ? small : malloc(total);
+    unsigned char *data = total <= sizeof(small) ? small : moor_heap_raw(total);
     int result = 1;
     if (!data)
-        return 0;
+        return NO_MEMORY;
     put_frames(data, header, head, head_n, tail, tail_n);
     while (sent < total && result > 0) {
         ssize_t n = send(fd, data + sent, total - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -490,7 +499,7 @@ static int send_all(int fd, const moor_wire_header *header, const void *head, si
     return result;
 }
 
-/* Under the mutex; returns with it. Takes the right to write, sends, gives it back. 0: the connection is dead. */
+/* Under the mutex; returns with it. Takes the right to write, sends, gives it back. 0: the connection is dead; or NO_MEMORY. */
 static int send_locked(moor_connection *connection, const moor_wire_header *header, const void *head, size_t head_n,
                        const void *tail, size_t tail_n, uint64_t deadline_ns)
 {
@@ -510,7 +519,7 @@ static int send_locked(moor_connection *connection, const moor_wire_header *head
         give_up_hung_locked(connection, "the store took no message until the deadline");
     close_if_unused(connection);
     pthread_cond_broadcast(&connection->changed);
-    return sent != 0; /* when it is gone, reading finds its last words, or its end */
+    return sent == NO_MEMORY ? NO_MEMORY : sent != 0; /* when it is gone, reading finds its last words, or its end */
 }
 
 /* Under the mutex; returns with it. Until the call is done or the connection is dead. */
@@ -566,8 +575,14 @@ moor_status moor_connection_call(moor_connection *connection, uint16_t type, con
     header.tag = call.tag = connection->next_tag;
     call.next = connection->calls;
     connection->calls = &call;
-    if (send_locked(connection, &header, head, head_n, tail, tail_n, deadline_ns))
+    int sent = send_locked(connection, &header, head, head_n, tail, tail_n, deadline_ns);
+    if (sent == 1)
         wait_done(connection, &call, deadline_ns);
+    if (!call.done && sent == NO_MEMORY) {
+        forget_call(connection, &call);
+        pthread_mutex_unlock(&connection->mutex);
+        return moor_fail(MOOR_E_NOMEM, "no memory for a request of %zu bytes", head_n + tail_n);
+    }
     if (!call.done) {
         forget_call(connection, &call);
         moor_status status = moor_fail(MOOR_E_CLOSED, "the connection to store %u of instance \"%s\" is closed: %s",
@@ -577,7 +592,9 @@ moor_status moor_connection_call(moor_connection *connection, uint16_t type, con
     }
     pthread_mutex_unlock(&connection->mutex);
     if (call.status) {
-        moor_fail(call.status, "%.*s", (int)call.n, call.payload ? (char *)call.payload : "");
+        static const char no_text[] = "no memory for a reply";
+        moor_fail(call.status, "%.*s", call.payload ? (int)call.n : (int)sizeof(no_text) - 1,
+                  call.payload ? (char *)call.payload : no_text);
         free(call.payload);
         return call.status;
     }
