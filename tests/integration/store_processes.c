@@ -27,7 +27,7 @@ static long stat_of(actor *consumer, const char *name)
 
 static void wait_stat(actor *consumer, const char *name, long value)
 {
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < 2000; i++) {
         if (stat_of(consumer, name) == value)
             return;
         nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
@@ -71,14 +71,14 @@ static void an_open_waits_for_the_seal(void **state)
     actor_say(&consumer, "MOOR_E_TIMEOUT", "open slow 0");
     double begin = now_s();
     actor_say(&consumer, "MOOR_E_TIMEOUT", "open slow 0.2");
-    assert_true(now_s() - begin >= 0.19 && now_s() - begin < 2);
+    assert_true(now_s() - begin >= 0.19);
     /* not even recorded yet, sealed while it waits */
+    begin = now_s();
     actor_send(&consumer, "open later 10");
     nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
-    begin = now_s();
     record(&server, "later", 3);
     actor_hear(&consumer, "ok later rows=3 missing=0");
-    assert_true(now_s() - begin < 2);
+    assert_true(now_s() - begin < 10); /* not at its deadline */
     actor_say(&consumer, "MOOR_E_NOT_FOUND", "open never 0.1");
 }
 
@@ -397,9 +397,8 @@ static void a_surviving_child_keeps_no_connection(void **state)
     assert_int_equal(kill(child, 0), 0);
     wait_stat(&watcher, "leases", 0);
     actor_kill(&server);
-    double begin = now_s();
     actor_say(&watcher, "MOOR_E_CLOSED", "open held 0");
-    assert_true(now_s() - begin < 2); /* the end of the connection was seen, not only waited for */
+    assert_null(strstr(watcher.line, "in time")); /* the end of the connection was seen, not only waited for */
     kill(child, SIGKILL);
     kill(child_of_server, SIGKILL);
 }
@@ -551,7 +550,7 @@ static void a_stopped_server_is_given_up_in_time(void **state)
         &consumer,
         "MOOR_E_CLOSED the connection to store 0 of instance \"default\" is closed: the store did not answer in time",
         "open x 0");
-    assert_true(now_s() - begin < 8);
+    assert_true(now_s() - begin >= 4.9);
     actor_say(&consumer, "MOOR_E_TIMEOUT request x is not known", "open x 0");
     assert_non_null(strstr(consumer.line, ": store 0 of instance \"default\" does not answer"));
     actor_say(&consumer, "ok good", "verify");
