@@ -46,6 +46,11 @@ void *moor_heap_alloc(size_t size)
     return moor_fault_hit() ? NULL : calloc(1, size);
 }
 
+void *moor_heap_raw(size_t size)
+{
+    return moor_fault_hit() ? NULL : malloc(size);
+}
+
 void *moor_heap_realloc(void *old, size_t size)
 {
     return moor_fault_hit() ? NULL : realloc(old, size);

@@ -2,7 +2,7 @@
 /*
  * heap.h — ordinary memory for metadata, with the one switch that lets a test fail the Nth allocation.
  *
- * Called by everything in allocator/ that keeps records of records; row memory comes from arena.h, which asks the same
+ * Called by everything in allocator/ that keeps records of records, and by both ends of a store's socket (plugin/peer.c, client/); row memory comes from arena.h, which asks the same
  * switch. Owns nothing. Thread-safe.
  */
 #ifndef MOOR_HEAP_H
@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 void *moor_heap_alloc(size_t size);              /* zeroed */
+void *moor_heap_raw(size_t size);                /* not zeroed */
 void *moor_heap_realloc(void *old, size_t size); /* the grown part is not zeroed */
 void moor_heap_free(void *memory);
 

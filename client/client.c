@@ -30,7 +30,9 @@ struct moor_client {
     uint64_t patience_ns; /* ANSWER_S, or less for one who only has a look */
     pthread_mutex_t mutex;
     moor_connection *stores[MOOR_CLIENT_STORES];
-    struct timespec seen; /* the directory's mtime when it was last read; 0: read it again */
+    moor_connection
+        *hung[MOOR_CLIENT_STORES]; /* of stores that did not answer: left alone until something comes from them */
+    struct timespec seen;          /* the directory's mtime when it was last read; 0: read it again */
     moor_client
         *sessions; /* the same without a record ever: its connections, and so what hangs on them, outlive a fork */
     void *visit;
@@ -48,11 +50,33 @@ static int known(moor_client *client, uint32_t index)
         dropped = client->stores[index];
         client->stores[index] = NULL;
         client->seen = (struct timespec){0};
+        if (moor_connection_hung(dropped) && !client->hung[index]) {
+            client->hung[index] = dropped;
+            dropped = NULL;
+        }
     }
     int is_known = client->stores[index] != NULL;
     pthread_mutex_unlock(&client->mutex);
     moor_connection_disown(dropped);
     return is_known;
+}
+
+/* 1 when the store did not answer, and nothing has come from it since; there: its socket is. */
+static int still_hung(moor_client *client, uint32_t index, int there)
+{
+    pthread_mutex_lock(&client->mutex);
+    moor_connection *hung = client->hung[index] ? moor_connection_retain(client->hung[index]) : NULL;
+    pthread_mutex_unlock(&client->mutex);
+    int still = hung && there && !moor_connection_stirs(hung);
+    pthread_mutex_lock(&client->mutex);
+    int drops = hung && !still && client->hung[index] == hung;
+    if (drops)
+        client->hung[index] = NULL;
+    pthread_mutex_unlock(&client->mutex);
+    moor_connection_release(hung);
+    if (drops)
+        moor_connection_disown(hung);
+    return still;
 }
 
 static moor_status connect_store(moor_client *client, uint32_t index)
@@ -62,11 +86,12 @@ static moor_status connect_store(moor_client *client, uint32_t index)
                                               moor_now_ns() + client->patience_ns, &connection);
     if (status == MOOR_E_CLOSED)
         return MOOR_OK; /* about to come, or a killed worker's: no store to be asked */
-    if (status)
+    if (status && status != MOOR_E_TIMEOUT)
         return status;
     pthread_mutex_lock(&client->mutex);
-    if (!client->stores[index]) {
-        client->stores[index] = connection;
+    moor_connection **at = status ? &client->hung[index] : &client->stores[index];
+    if (!*at) {
+        *at = connection;
         connection = NULL;
     }
     pthread_mutex_unlock(&client->mutex);
@@ -115,6 +140,7 @@ static moor_status refresh(moor_client *client)
     struct stat st;
     struct dirent *entry;
     moor_status status = MOOR_OK;
+    uint64_t sockets = 0; /* bit n: that of store n is there */
     int all_known = 1, there = fstat(client->dir_fd, &st) == 0 && st.st_nlink > 0;
     if (there && unchanged(client, &st.st_mtim))
         return MOOR_OK;
@@ -137,11 +163,15 @@ static moor_status refresh(moor_client *client)
         if (sscanf(entry->d_name, "store-%u.sock%n", &index, &end) != 1 || !end || entry->d_name[end] ||
             index >= MOOR_CLIENT_STORES)
             continue;
-        if (!known(client, index))
+        sockets |= 1ull << index;
+        if (!known(client, index) && !still_hung(client, index, 1))
             status = connect_store(client, index);
         all_known &= known(client, index);
     }
     closedir(dir);
+    for (uint32_t i = 0; i < MOOR_CLIENT_STORES; i++)
+        if (!(sockets >> i & 1))
+            still_hung(client, i, 0);
     pthread_mutex_lock(&client->mutex);
     client->seen = status || !all_known ? (struct timespec){0} : settled_at;
     pthread_mutex_unlock(&client->mutex);
@@ -260,8 +290,10 @@ void moor_detach(moor_client *client)
         return;
     if (client->visit)
         client->end_visit(client->visit);
-    for (uint32_t i = 0; i < MOOR_CLIENT_STORES; i++)
+    for (uint32_t i = 0; i < MOOR_CLIENT_STORES; i++) {
         moor_connection_disown(client->stores[i]);
+        moor_connection_disown(client->hung[i]);
+    }
     moor_detach(client->sessions);
     close(client->dir_fd);
     pthread_mutex_destroy(&client->mutex);
@@ -339,6 +371,23 @@ moor_status moor_client_take(moor_client *client, moor_connection *out[MOOR_CLIE
     }
 }
 
+moor_status moor_client_unanswered(moor_client *client, const char *what)
+{
+    uint32_t n = 0, first = 0;
+    pthread_mutex_lock(&client->mutex);
+    for (uint32_t i = MOOR_CLIENT_STORES; i-- > 0;)
+        if (client->hung[i])
+            n++, first = i;
+    pthread_mutex_unlock(&client->mutex);
+    if (!n)
+        return MOOR_OK;
+    char more[32] = "";
+    if (n > 1)
+        snprintf(more, sizeof(more), " (and %u more)", n - 1);
+    return moor_fail(MOOR_E_TIMEOUT, "%.600s: store %u of instance \"%s\"%s does not answer", what, first,
+                     client->where.name, more);
+}
+
 void moor_client_give(moor_connection **connections, uint32_t n)
 {
     give_all(connections, n);
@@ -355,6 +404,8 @@ moor_status moor_client_store_stats(moor_client *client, double timeout, char **
     moor_wire_buffer text = {0};
     uint32_t n;
     moor_status status = moor_client_take(client, connections, &n);
+    if (!status && (status = moor_client_unanswered(client, "stats")))
+        give_all(connections, n);
     if (status)
         return status;
     uint64_t deadline_ns = moor_deadline_of(timeout);

@@ -7,6 +7,8 @@
  * and is never held during a socket call. Counted inside, because moor_resolve shares clients among threads. In a forked child
  * everything returns MOOR_E_FORKED; in the parent a connection over which records were open then is replaced by a new one (inherit.h).
  *
+ * A store that did not answer in time is waited for once, not in every call: it is left out, and said to be, until something comes from it.
+ *
  * With one store an open waits on the store's side. With several (data-parallel replicas) each is asked; the one that knows
  * the id but has not sealed it is waited on, and while none knows it they are asked again every few milliseconds. What pipeline stages
  * have of a record is one record (stages.h).
@@ -40,6 +42,9 @@ moor_status moor_client_make(const moor_located *where, double patience, moor_cl
 moor_status moor_client_for_sessions(moor_client *client, moor_client **out);
 /* Connections to all stores there are now, one reference each, given back with moor_client_give. */
 moor_status moor_client_take(moor_client *client, moor_connection *out[MOOR_CLIENT_STORES], uint32_t *n);
+/* MOOR_E_TIMEOUT, with `what` and the store's number, when there is a store that was given up and has not stirred since: it is not among those
+ * that are taken, and what it has is not known. MOOR_OK: none. */
+moor_status moor_client_unanswered(moor_client *client, const char *what);
 void moor_client_give(moor_connection **connections, uint32_t n);
 uint64_t moor_client_patience_ns(const moor_client *client); /* how long one answer is waited for */
 const moor_located *moor_client_where(const moor_client *client);

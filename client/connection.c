@@ -15,9 +15,11 @@
 #include <unistd.h>
 
 #include "../allocator/dirs.h"
+#include "../allocator/heap.h"
 #include "../allocator/interrupt.h"
 #include "inherit.h"
 #include "late.h"
+#include "record.h"
 #include "send.h"
 #include "welcome.h"
 #include "wire.h"
@@ -26,6 +28,7 @@ enum {
     MAX_FDS = 16,
     MAX_LEFT = 64,
     POST_MS = 1000,
+    AGAIN_S = 30,
 };
 
 /* A call that waits for its reply. Lives on its caller's stack. */
@@ -49,8 +52,11 @@ struct moor_connection {
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* a call is done, or a right is free, or the connection is dead */
     int dead, reading, writing;
-    int kept;      /* dead, but the server shall not know: records are being read under its leases */
-    char why[160]; /* it is dead */
+    int kept;          /* dead, but the server shall not know: records are being read under its leases */
+    int hung;          /* dead because nothing was answered in time */
+    int stirred;       /* and something came after all */
+    uint64_t again_ns; /* without a socket: when to look again */
+    char why[160];     /* it is dead */
     uint32_t next_tag;
     struct call *calls;
     uint32_t n_left; /* calls whose callers were interrupted, and whose replies are still to come */
@@ -84,6 +90,13 @@ static void give_up_locked(moor_connection *connection, const char *why)
     pthread_cond_broadcast(&connection->changed);
 }
 
+/* The store may only sleep, or be stopped: moor_connection_stirs tells when it is back. */
+static void give_up_hung_locked(moor_connection *connection, const char *why)
+{
+    connection->hung |= !connection->dead;
+    give_up_locked(connection, why);
+}
+
 /* Never a shutdown(): of a connection that was handed on it would end the child's leases. Nobody sleeps on the socket when its last user
  * ends it, and whose peer is gone wakes. */
 static void kill_locked(moor_connection *connection, const char *why)
@@ -107,6 +120,36 @@ int moor_connection_spent(moor_connection *connection)
     int dead = connection->dead;
     pthread_mutex_unlock(&connection->mutex);
     return dead;
+}
+
+int moor_connection_hung(moor_connection *connection)
+{
+    if (connection->pid != getpid())
+        return 0;
+    pthread_mutex_lock(&connection->mutex);
+    int hung = connection->hung;
+    pthread_mutex_unlock(&connection->mutex);
+    return hung;
+}
+
+int moor_connection_stirs(moor_connection *connection)
+{
+    pthread_mutex_lock(&connection->mutex);
+    int stirs = !connection->kept || connection->stirred;
+    if (!stirs && connection->inherit.fd < 0)
+        stirs = moor_now_ns() >= connection->again_ns;
+    else if (!stirs && !connection->reading) { /* else the reader finds it */
+        connection->reading = 1;
+        pthread_mutex_unlock(&connection->mutex);
+        struct pollfd poll_fd = {connection->inherit.fd, POLLIN, 0};
+        stirs = poll(&poll_fd, 1, 0) > 0;
+        pthread_mutex_lock(&connection->mutex);
+        connection->reading = 0;
+        close_if_unused(connection);
+        pthread_cond_broadcast(&connection->changed);
+    }
+    pthread_mutex_unlock(&connection->mutex);
+    return stirs;
 }
 
 moor_connection *moor_connection_retain(moor_connection *connection)
@@ -248,13 +291,18 @@ static moor_status take_payload(moor_connection *connection, const moor_wire_hea
             return moor_fail(MOOR_E_CORRUPT, "a large reply came without its descriptor");
         }
         moor_status status = moor_wire_large_read(fd, large.length, payload);
+        if (status == MOOR_E_NOMEM && header->status == MOOR_OK)
+            moor_records_refuse_reply(connection, header->type, NULL, fd, large.length);
         close(fd);
         *n = large.length;
         return status ? status : header->status;
     }
-    *payload = malloc(reader.left + 1);
-    if (!*payload)
+    *payload = moor_heap_raw(reader.left + 1);
+    if (!*payload) {
+        if (header->status == MOOR_OK)
+            moor_records_refuse_reply(connection, header->type, reader.at, -1, reader.left);
         return moor_fail(MOOR_E_NOMEM, "no memory for a reply of %zu bytes", reader.left);
+    }
     *n = reader.left;
     moor_wire_get(&reader, *payload, *n);
     ((char *)*payload)[*n] = 0;
@@ -304,8 +352,8 @@ static const char *deliver(moor_connection *connection, const moor_wire_header *
         free(payload);
         return NULL;
     }
-    if (status && !payload) { /* ours: the text of this thread goes to the thread that waits */
-        payload = strdup(moor_last_error());
+    if (status && !payload) {                /* ours: the text of this thread goes to the thread that waits */
+        payload = strdup(moor_last_error()); /* without memory the status says enough */
         n = payload ? strlen(payload) : 0;
     }
     pthread_mutex_lock(&connection->mutex);
@@ -368,10 +416,10 @@ static int wait_changed(moor_connection *connection, uint64_t deadline_ns)
     return pthread_cond_timedwait(&connection->changed, &connection->mutex, &until) != ETIMEDOUT;
 }
 
-/* Under the mutex; returns with it. Takes the right to write, sends, gives it back. 0: the connection is dead, or the caller was interrupted
- * before anything was sent. Interrupted in the middle of a message, it is given up. */
-static int send_locked(moor_connection *connection, const moor_wire_header *header, const void *head, size_t head_n,
-                       const void *tail, size_t tail_n, uint64_t deadline_ns)
+/* Under the mutex; returns with it. Takes the right to write, sends, gives it back. UNSENT: the connection is dead, or the caller was
+ * interrupted before anything was sent. Interrupted in the middle of a message, it is given up. */
+static enum moor_sent send_locked(moor_connection *connection, const moor_wire_header *header, const void *head,
+                                  size_t head_n, const void *tail, size_t tail_n, uint64_t deadline_ns)
 {
     int patient =
         header->type == MOOR_WIRE_RELEASE; /* what ends a lease is sent, also for a caller that is interrupted */
@@ -379,22 +427,27 @@ static int send_locked(moor_connection *connection, const moor_wire_header *head
         if (wait_changed(connection, patient ? deadline_ns : moor_interrupt_slice(deadline_ns)))
             continue;
         if (!patient && interrupted(connection))
-            return 0;
+            return MOOR_UNSENT;
         if (moor_now_ns() >= deadline_ns)
-            give_up_locked(connection, "the store took no message until the deadline");
+            give_up_hung_locked(connection, "the store took no message until the deadline");
     }
     if (connection->dead)
-        return 0;
+        return MOOR_UNSENT;
     connection->writing = 1;
     pthread_mutex_unlock(&connection->mutex);
     enum moor_sent sent = moor_send_request(connection->inherit.fd, header, head, head_n, tail, tail_n, deadline_ns);
+    int late = moor_now_ns() >= deadline_ns;
     pthread_mutex_lock(&connection->mutex);
     connection->writing = 0;
-    if (sent == MOOR_STUCK)
-        give_up_locked(connection, "the store took no whole message until the deadline");
+    if (sent == MOOR_STUCK && late)
+        give_up_hung_locked(connection, "the store took no message until the deadline");
+    else if (sent == MOOR_STUCK)
+        give_up_locked(connection, "interrupted in the middle of a message");
     close_if_unused(connection);
     pthread_cond_broadcast(&connection->changed);
-    return sent == MOOR_SENT || sent == MOOR_GONE; /* when it is gone, reading finds its last words, or its end */
+    if (sent == MOOR_STUCK)
+        return MOOR_UNSENT;
+    return sent == MOOR_GONE ? MOOR_SENT : sent; /* when it is gone, reading finds its last words, or its end */
 }
 
 /* Under the mutex; returns with it. Until the call is done, the connection is dead, or the caller was interrupted. */
@@ -402,15 +455,17 @@ static void wait_done(moor_connection *connection, struct call *call, uint64_t d
 {
     while (!interrupted(connection) && !call->done && !connection->dead) {
         if (moor_now_ns() >= deadline_ns) {
-            give_up_locked(connection, "the store did not answer in time");
+            give_up_hung_locked(connection, "the store did not answer in time");
         } else if (connection->reading) {
             wait_changed(connection, moor_interrupt_slice(deadline_ns));
         } else {
             connection->reading = 1;
             pthread_mutex_unlock(&connection->mutex);
-            const char *wrong = read_some(connection, moor_interrupt_slice(deadline_ns));
+            uint64_t until_ns = moor_interrupt_slice(deadline_ns);
+            const char *wrong = read_some(connection, until_ns);
             pthread_mutex_lock(&connection->mutex);
             connection->reading = 0;
+            connection->stirred |= connection->dead && moor_now_ns() < until_ns;
             if (wrong == gone)
                 kill_locked(connection, wrong);
             else if (wrong)
@@ -442,10 +497,14 @@ static void leave_call(moor_connection *connection, const struct call *call)
 }
 
 /* Under the mutex: a call that has no answer, or whose caller does not want it any more. Why, as its status. */
-static moor_status end_call(moor_connection *connection, struct call *call, int sent)
+static moor_status end_call(moor_connection *connection, struct call *call, enum moor_sent how)
 {
     const moor_shape *shape = &connection->shape;
+    int sent = how == MOOR_SENT;
     forget_call(connection, call);
+    if (how == MOOR_NO_MEMORY && !connection->dead)
+        return moor_fail(MOOR_E_NOMEM, "no memory for a request to store %u of instance \"%s\"", shape->store_index,
+                         shape->instance);
     if (connection->dead && !moor_was_interrupted())
         return moor_fail(MOOR_E_CLOSED, "the connection to store %u of instance \"%s\" is closed: %s",
                          shape->store_index, shape->instance, connection->why);
@@ -474,8 +533,8 @@ moor_status moor_connection_call(moor_connection *connection, uint16_t type, con
     header.tag = call.tag = connection->next_tag;
     call.next = connection->calls;
     connection->calls = &call;
-    int sent = send_locked(connection, &header, head, head_n, tail, tail_n, deadline_ns);
-    if (sent)
+    enum moor_sent sent = send_locked(connection, &header, head, head_n, tail, tail_n, deadline_ns);
+    if (sent == MOOR_SENT)
         wait_done(connection, &call, deadline_ns);
     int ended = !call.done || moor_was_interrupted();
     moor_status status = ended ? end_call(connection, &call, sent) : MOOR_OK;
@@ -487,7 +546,9 @@ moor_status moor_connection_call(moor_connection *connection, uint16_t type, con
         return status;
     }
     if (call.status) {
-        moor_fail(call.status, "%.*s", (int)call.n, call.payload ? (char *)call.payload : "");
+        static const char no_text[] = "no memory for a reply";
+        moor_fail(call.status, "%.*s", call.payload ? (int)call.n : (int)sizeof(no_text) - 1,
+                  call.payload ? (char *)call.payload : no_text);
         free(call.payload);
         return call.status;
     }
@@ -571,7 +632,13 @@ static moor_status connect_to(moor_connection *connection, const char *dir, uint
             continue;
         if (err == EAGAIN && moor_interrupted())
             return moor_fail(MOOR_E_INTERRUPTED, "interrupted while %s took no connection", path);
-        if (err != EAGAIN || moor_now_ns() >= deadline_ns)
+        if (err == EAGAIN && moor_now_ns() >= deadline_ns) {
+            connection->again_ns = moor_now_ns() + AGAIN_S * 1000000000ull;
+            moor_inherit_close(&connection->inherit);
+            give_up_hung_locked(connection, "its queue of newcomers is full"); /* nobody else has it yet */
+            return moor_fail(MOOR_E_TIMEOUT, "%s: its queue of newcomers is full", path);
+        }
+        if (err != EAGAIN)
             return moor_fail_errno(err == ECONNREFUSED || err == ENOENT ? MOOR_E_CLOSED : MOOR_E_IO, err, "%s", path);
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
@@ -594,9 +661,12 @@ moor_status moor_connection_open(const char *dir, const char *instance, uint32_t
         status = moor_connection_call(connection, MOOR_WIRE_HELLO, &hello, sizeof(hello), NULL, 0, deadline_ns,
                                       &payload, &n);
     free(payload);
-    if (status)
+    if (status && !connection->hung) {
         moor_connection_disown(connection);
-    else
-        *out = connection;
-    return status;
+        return status == MOOR_E_TIMEOUT ? moor_fail(MOOR_E_CORRUPT, "store %u greets with a timeout", store_index)
+                                        : status;
+    }
+    *out = connection;
+    return status ? moor_fail(MOOR_E_TIMEOUT, "store %u of instance \"%s\" does not answer", store_index, instance)
+                  : status;
 }

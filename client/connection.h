@@ -33,7 +33,8 @@ typedef struct moor_shape { /* of a store's rows; layer_ids lives as long as the
     char instance[64];
 } moor_shape;
 
-/* MOOR_E_CLOSED: nobody listens (the store's process is gone, or only about to come). */
+/* MOOR_E_CLOSED: nobody listens (the store's process is gone, or only about to come). MOOR_E_TIMEOUT: it did not answer; *out is a hung
+ * connection, the caller's. */
 moor_status moor_connection_open(const char *dir, const char *instance, uint32_t store_index, uint64_t deadline_ns,
                                  moor_connection **out);
 void moor_connection_disown(moor_connection *connection); /* what open gave */
@@ -43,6 +44,10 @@ void moor_connection_release(moor_connection *connection);
 /* 1: nothing new shall be done over it. It is dead, or handed on (calls still work then, but a lease would not end by itself). */
 int moor_connection_spent(moor_connection *connection);
 int moor_connection_handed_on(const moor_connection *connection);
+/* 1 when it was given up because the store did not answer in time. */
+int moor_connection_hung(moor_connection *connection);
+/* Of a hung one: 1 once something came from the store after all, or it is gone, so that it is worth another look. Does not wait. */
+int moor_connection_stirs(moor_connection *connection);
 pid_t moor_connection_pid(const moor_connection *connection);
 const moor_shape *moor_connection_shape(const moor_connection *connection);
 

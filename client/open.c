@@ -112,8 +112,8 @@ static moor_status ask_all(const moor_client *client, moor_connection *const *co
     found->waits = NULL;
     found->status = MOOR_E_NOT_FOUND;
     if (n == 0)
-        snprintf(found->text, sizeof(found->text), "instance \"%s\" has no store yet: request %.*s is not known",
-                 moor_client_instance(client), (int)request->id_len, request->id);
+        snprintf(found->text, sizeof(found->text), "request %.*s is not known: instance \"%s\" has no store yet",
+                 (int)request->id_len, request->id, moor_client_instance(client));
     for (uint32_t i = 0; i < n && !final; i++) {
         moor_record **records;
         uint32_t count;
@@ -166,13 +166,18 @@ static moor_status find(moor_client *client, const struct request *request, doub
             wait_ns = slice_ns;
         status = ask_all(client, connections, n, request, wait_ns, found);
         moor_client_give(connections, n);
+        if (!status && request->type == MOOR_WIRE_OPEN_ALL && moor_client_unanswered(client, "open_all")) {
+            found_drop(found);
+            status = MOOR_E_TIMEOUT; /* they may not be all */
+            snprintf(found->text, sizeof(found->text), "request %.*s", (int)request->id_len, request->id);
+        }
         if (status != MOOR_E_TIMEOUT && status != MOOR_E_NOT_FOUND && status != MOOR_E_CLOSED) {
             if (status)
                 found_drop(found);
             return status;
         }
         if (moor_now_ns() >= deadline_ns)
-            return moor_fail(status, "%s", found->text);
+            return moor_client_unanswered(client, found->text) ? MOOR_E_TIMEOUT : moor_fail(status, "%s", found->text);
         if (moor_interrupted_before(slice_ns))
             return moor_fail(MOOR_E_INTERRUPTED, "open: interrupted while it waited: %s", found->text);
         if (!found->waits) {
@@ -276,7 +281,9 @@ moor_status moor_client_open_handle(moor_client *client, uint32_t store_index, u
         return status;
     while (i < n && moor_connection_shape(connections[i])->store_index != store_index)
         i++;
-    if (i == n)
+    if (i == n && (status = moor_client_unanswered(client, "resolve")))
+        ;
+    else if (i == n)
         status = moor_fail(MOOR_E_CLOSED, "instance \"%s\" has no store %u", moor_client_instance(client), store_index);
     else if (moor_connection_shape(connections[i])->nonce != nonce)
         status =
@@ -306,7 +313,8 @@ moor_status moor_client_truncate_within(moor_client *client, const char *id, uin
         status = moor_client_take(client, connections, &n);
     if (status)
         return status;
-    status = n ? MOOR_OK : moor_fail(MOOR_E_NOT_FOUND, "instance \"%s\" has no store", moor_client_instance(client));
+    status = n ? MOOR_OK
+               : moor_fail(MOOR_E_NOT_FOUND, "truncate: instance \"%s\" has no store", moor_client_instance(client));
     const moor_shape *cut = NULL; /* of a store that has cut it; the other stages of its replica follow */
     for (uint32_t i = 0; i < n; i++) {
         const moor_shape *shape = moor_connection_shape(connections[i]);
@@ -323,6 +331,8 @@ moor_status moor_client_truncate_within(moor_client *client, const char *id, uin
             break;
     }
     moor_client_give(connections, n);
+    if (status == MOOR_E_NOT_FOUND && !cut && moor_client_unanswered(client, "truncate"))
+        return MOOR_E_TIMEOUT;
     return cut && status == MOOR_E_NOT_FOUND ? MOOR_OK : status;
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../allocator/heap.h"
 #include "copy.h"
 
 enum { CALL_S = 5 };
@@ -103,8 +104,8 @@ static moor_status make_record(moor_connection *connection, const struct parts *
     size_t segments_size = parts->head.n_segments * sizeof(moor_segment),
            versions_size = parts->head.n_versions * sizeof(moor_version_run);
     size_t labels_size = (size_t)parts->head.n_versions * sizeof(((moor_wire_version *)0)->label);
-    moor_record *record = malloc(sizeof(*record) + segments_size + versions_size + labels_size + parts->head.id_len +
-                                 parts->head.session_len + 2);
+    moor_record *record = moor_heap_raw(sizeof(*record) + segments_size + versions_size + labels_size +
+                                        parts->head.id_len + parts->head.session_len + 2);
     if (!record)
         return moor_fail(MOOR_E_NOMEM, "no memory for a record of %u segments", parts->head.n_segments);
     moor_segment *segments = (moor_segment *)(void *)record->space;
@@ -145,7 +146,7 @@ moor_status moor_records_from_reply(moor_connection *connection, const void *pay
     moor_status status = MOOR_OK;
     if (!moor_wire_get(&reader, &head, sizeof(head)) || head.n > size / sizeof(moor_wire_view))
         status = moor_fail(MOOR_E_CORRUPT, "the store described %u records in %zu bytes", head.n, size);
-    else if (!(records = calloc(head.n + 1, sizeof(moor_record *))))
+    else if (!(records = moor_heap_alloc((head.n + (size_t)1) * sizeof(moor_record *))))
         status = moor_fail(MOOR_E_NOMEM, "no memory for %u records", head.n);
     for (uint32_t i = 0; i < head.n; i++) {
         struct parts parts;
@@ -168,6 +169,45 @@ moor_status moor_records_from_reply(moor_connection *connection, const void *pay
     *out = records;
     *n = made;
     return MOOR_OK;
+}
+
+/* Bytes of a reply, in memory or (fd >= 0) in a file, n in all. 0: not so many. */
+static int fetch(const void *data, int fd, uint64_t n, uint64_t at, void *out, size_t size)
+{
+    if (at > n || size > n - at)
+        return 0;
+    if (fd >= 0)
+        return pread(fd, out, size, (off_t)at) == (ssize_t)size;
+    memcpy(out, (const unsigned char *)data + at, size);
+    return 1;
+}
+
+void moor_records_refuse_reply(moor_connection *connection, uint16_t type, const void *data, int fd, uint64_t n)
+{
+    moor_wire_views views;
+    moor_wire_trace trace;
+    uint64_t at = 0;
+    if (type == MOOR_WIRE_SESSION_EXPORT) {
+        if (!fetch(data, fd, n, 0, &trace, sizeof(trace)) || trace.n_tokens > n)
+            return;
+        uint64_t tokens = trace.flags & MOOR_WIRE_TOKENS ? trace.n_tokens * sizeof(int32_t) : 0;
+        at = sizeof(trace) + (uint64_t)trace.n_segments * sizeof(moor_wire_trace_segment) +
+             (uint64_t)trace.n_parts * sizeof(moor_wire_trace_part) + (tokens + 7) / 8 * 8;
+    } else if (type != MOOR_WIRE_OPEN && type != MOOR_WIRE_OPEN_ALL && type != MOOR_WIRE_OPEN_HANDLE) {
+        return;
+    }
+    if (!fetch(data, fd, n, at, &views, sizeof(views)))
+        return;
+    at += sizeof(views);
+    for (uint32_t i = 0; i < views.n; i++) {
+        moor_wire_view view;
+        if (!fetch(data, fd, n, at, &view, sizeof(view)))
+            return;
+        moor_connection_post_release(connection, view.handle);
+        uint64_t text = (uint64_t)view.id_len + view.session_len;
+        at += sizeof(view) + (uint64_t)view.n_segments * sizeof(moor_wire_segment) +
+              (uint64_t)view.n_versions * sizeof(moor_wire_version) + (text + 7) / 8 * 8;
+    }
 }
 
 uint32_t moor_record_alias_index(const moor_record *record)

@@ -27,6 +27,8 @@ struct moor_record {
     _Alignas(8) unsigned char space[];
 };
 
+/* A reply for which there is no memory: the leases in it are given back. data: n bytes, or fd >= 0: a file of n bytes with it. */
+void moor_records_refuse_reply(moor_connection *connection, uint16_t type, const void *data, int fd, uint64_t n);
 /* A reply's views → records. Everything in it is checked against the shape of the store; MOOR_E_CORRUPT names what is off.
  * *out: malloc'ed array of *n. On failure the leases of all views that could be read are given back. */
 moor_status moor_records_from_reply(moor_connection *connection, const void *payload, size_t size, moor_record ***out,

@@ -24,6 +24,10 @@ moor_status moor_client_save(moor_client *client, const char *dir, double timeou
         status = moor_client_take(client, connections, &n);
     if (status)
         return status;
+    if ((status = moor_client_unanswered(client, "client_save"))) {
+        moor_client_give(connections, n);
+        return status;
+    }
     if (!n)
         return moor_fail(MOOR_E_NOT_FOUND, "instance \"%s\" has no store", moor_client_where(client)->name);
     for (uint32_t i = 0; i < n && !status; i++) {

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 
 #include "../allocator/error.h"
+#include "../allocator/heap.h"
 #include "../allocator/interrupt.h"
 
 int moor_send_wait(int fd, short events, uint64_t deadline_ns)
@@ -57,10 +58,10 @@ enum moor_sent moor_send_request(int fd, const moor_wire_header *header, const v
     unsigned char small[512];
     size_t payload = head_n + tail_n, frames = payload ? (payload + MOOR_SEND_PIECE - 1) / MOOR_SEND_PIECE : 1;
     size_t total = frames * sizeof(*header) + payload, sent = 0;
-    unsigned char *data = total <= sizeof(small) ? small : malloc(total);
+    unsigned char *data = total <= sizeof(small) ? small : moor_heap_raw(total);
     enum moor_sent result = MOOR_SENT;
     if (!data)
-        return MOOR_STUCK;
+        return MOOR_NO_MEMORY;
     put_frames(data, header, head, head_n, tail, tail_n);
     while (sent < total && result == MOOR_SENT) {
         ssize_t n = send(fd, data + sent, total - sent, MSG_NOSIGNAL | MSG_DONTWAIT);

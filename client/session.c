@@ -17,7 +17,8 @@ struct asking {
     uint32_t id_len, key_len;
     const int32_t *tokens;
     moor_wire_session head;
-    int opens; /* records, whose leases are the client's own connections' */
+    int opens;          /* records, whose leases are the client's own connections' */
+    moor_client *asked; /* whose connections these are */
     uint32_t n;
     moor_connection *connections[MOOR_CLIENT_STORES];
 };
@@ -40,7 +41,8 @@ static moor_status begin(struct asking *a, const char *what)
         status = moor_client_for_sessions(a->client, &asked);
     if (!status)
         status = moor_client_take(asked, a->connections, &a->n);
-    if (!status && !a->n)
+    a->asked = asked;
+    if (!status && !a->n && !(status = moor_client_unanswered(asked, what)))
         status = moor_fail(MOOR_E_NOT_FOUND, "instance \"%s\" has no store: no session %.*s",
                            moor_client_instance(a->client), (int)a->id_len, a->id);
     return status;
@@ -115,7 +117,13 @@ static moor_status look(const struct asking *a, struct known *out)
         if (state.state != NEVER && *place < 0)
             *place = (int)i;
     }
-    return MOOR_OK;
+    return out->holds < 0 ? moor_client_unanswered(a->asked, "session")
+                          : MOOR_OK; /* which may be the one that holds it */
+}
+
+static int only_one(const struct asking *a)
+{
+    return a->n == 1 && !moor_client_unanswered(a->asked, "session");
 }
 
 /* The store a reader asks: the one that holds it, else one that knows it. */
@@ -123,7 +131,7 @@ static moor_status find(const struct asking *a, uint32_t *store)
 {
     struct known known;
     *store = 0;
-    if (a->n == 1)
+    if (only_one(a))
         return MOOR_OK;
     moor_status status = look(a, &known);
     int best = known.holds >= 0 ? known.holds : known.live >= 0 ? known.live : known.gone;
@@ -162,10 +170,11 @@ static moor_status place(struct asking *a, const moor_record *record, uint32_t *
     if (!status && home && at == a->n)
         status = moor_fail(MOOR_E_INVALID, "session %.*s: the record is of another server, or of a store that is gone",
                            (int)a->id_len, a->id);
-    if (!status && a->n > 1)
+    int alone = only_one(a);
+    if (!status && !alone)
         status = look(a, &known);
     *store = at;
-    if (status || a->n == 1)
+    if (status || alone)
         return status;
     if (!home)
         *store = (uint32_t)(known.holds >= 0 ? known.holds : known.live >= 0 ? known.live : 0);
@@ -250,6 +259,8 @@ moor_status moor_client_session_release(moor_client *client, const char *id, uin
             result = status;
     }
     end(&a);
+    if (result == MOOR_E_NOT_FOUND && moor_client_unanswered(a.asked, "session_release"))
+        result = MOOR_E_TIMEOUT;
     return result;
 }
 

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../allocator/heap.h"
 #include "../allocator/memfd.h"
 
 enum { LARGE_LIMIT = 1 << 30 };
@@ -37,7 +38,7 @@ void moor_wire_put(moor_wire_buffer *buffer, const void *data, size_t n)
         size_t room = buffer->room ? buffer->room : 256;
         while (room - buffer->used < n)
             room *= 2;
-        unsigned char *grown = realloc(buffer->data, room);
+        unsigned char *grown = moor_heap_realloc(buffer->data, room);
         if (!grown) {
             buffer->failed = 1;
             return;
@@ -99,7 +100,7 @@ moor_status moor_wire_large_read(int fd, uint64_t length, void **out)
     struct stat st;
     if (length > LARGE_LIMIT || fstat(fd, &st) < 0 || (uint64_t)st.st_size != length)
         return moor_fail(MOOR_E_CORRUPT, "a reply says that it has %llu bytes and has not", (unsigned long long)length);
-    char *data = malloc(length ? length : 1);
+    char *data = moor_heap_raw(length ? length : 1);
     if (!data)
         return moor_fail(MOOR_E_NOMEM, "no memory for a reply of %llu bytes", (unsigned long long)length);
     for (size_t done = 0; done < length;) {

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../allocator/heap.h"
 #include "../client/wire.h"
 #include "config.h"
 #include "peer_reply.h"
@@ -32,12 +33,18 @@ struct moor_peer {
     struct waiting *waiting, **waiting_last; /* oldest first */
     moor_wire_header piece;                  /* of the request whose payload is being collected; length 0: none */
     moor_wire_buffer pieces;
-    unsigned char input[MOOR_WIRE_LIMIT];
+    int piece_lost;                           /* there was no memory for it */
+    int starved;                              /* a request waits until there is memory for an answer */
+    moor_peer_reply *spare;                   /* the answer when there is no memory: no request is begun without it */
+    moor_peer_reply *saved_spare;             /* the same for the one snapshot that this client may be waiting for */
+    unsigned char input[2 * MOOR_WIRE_LIMIT]; /* a message that is not whole, and what was read at once */
 };
+
+enum { SPARE_TEXT = 512, AGAIN_MS = 20 };
 
 moor_status moor_peer_create(const moor_peer_home *home, uint64_t client, moor_peer **out)
 {
-    moor_peer *peer = malloc(sizeof(*peer)); /* the input is not cleared: most connections touch a page of it */
+    moor_peer *peer = moor_heap_raw(sizeof(*peer)); /* the input is not cleared: most connections touch a page of it */
     if (!peer)
         return moor_fail(MOOR_E_NOMEM, "no memory for a connection");
     memset(peer, 0, offsetof(moor_peer, input));
@@ -72,6 +79,8 @@ void moor_peer_destroy(moor_peer *peer)
     }
     moor_records_disconnect(peer->records, peer->client);
     moor_wire_buffer_free(&peer->pieces);
+    free(peer->spare); /* never queued: it has no descriptor */
+    free(peer->saved_spare);
     free(peer);
 }
 
@@ -114,21 +123,19 @@ void moor_peer_sent(moor_peer *peer, size_t n)
 
 /* ---- replies ---------------------------------------------------------------------------------------------------- */
 
-/* Queues one; fd is taken over. Without memory for it the connection ends: the client would wait for ever. */
-static moor_status queue(moor_peer *peer, const moor_wire_header *request, moor_status status, uint16_t flags,
-                         const void *payload, size_t n, int fd)
+static moor_peer_reply *reply_make(size_t n)
+{
+    return moor_heap_raw(sizeof(moor_peer_reply) + sizeof(moor_wire_header) + n);
+}
+
+static void append(moor_peer *peer, moor_peer_reply *reply, const moor_wire_header *request, moor_status status,
+                   uint16_t flags, const void *payload, size_t n, int fd)
 {
     moor_wire_header header = {.length = (uint32_t)(sizeof(header) + n),
                                .type = request->type,
                                .flags = (uint16_t)(MOOR_WIRE_REPLY | flags),
                                .tag = request->tag,
                                .status = status};
-    moor_peer_reply *reply = malloc(sizeof(*reply) + header.length);
-    if (!reply) {
-        if (fd >= 0)
-            close(fd);
-        return moor_fail(MOOR_E_NOMEM, "no memory for a reply");
-    }
     *reply = (moor_peer_reply){.fd = fd, .length = header.length};
     memcpy(reply->data, &header, sizeof(header));
     if (n)
@@ -136,25 +143,61 @@ static moor_status queue(moor_peer *peer, const moor_wire_header *request, moor_
     *peer->last = reply;
     peer->last = &reply->next;
     peer->queued += header.length;
+}
+
+/* Queues a good one; fd is taken over. MOOR_E_NOMEM: it is not queued. */
+static moor_status queue(moor_peer *peer, const moor_wire_header *request, uint16_t flags, const void *payload,
+                         size_t n, int fd)
+{
+    moor_peer_reply *reply = reply_make(n);
+    if (!reply) {
+        if (fd >= 0)
+            close(fd);
+        return moor_fail(MOOR_E_NOMEM, "no memory for a reply");
+    }
+    append(peer, reply, request, MOOR_OK, flags, payload, n, fd);
+    return MOOR_OK;
+}
+
+static int has_spare(moor_peer *peer)
+{
+    if (!peer->spare)
+        peer->spare = reply_make(SPARE_TEXT);
+    return peer->spare != NULL;
+}
+
+/* Queues a status, with a text when it is an error: without memory by the spare one. MOOR_E_NOMEM: that is used up as well. */
+static moor_status queue_text(moor_peer *peer, const moor_wire_header *request, moor_status status, const char *text)
+{
+    size_t n = strlen(text);
+    moor_peer_reply *reply = reply_make(n);
+    if (!reply) {
+        if (!peer->spare)
+            return MOOR_E_NOMEM;
+        reply = peer->spare;
+        peer->spare = NULL;
+        n = n < SPARE_TEXT ? n : SPARE_TEXT;
+    }
+    append(peer, reply, request, status, 0, text, n, -1);
     return MOOR_OK;
 }
 
 /* The calling thread's error text goes along. */
 static moor_status queue_error(moor_peer *peer, const moor_wire_header *request, moor_status status)
 {
-    const char *text = moor_last_error();
-    return queue(peer, request, status, 0, text, strlen(text), -1);
+    return queue_text(peer, request, status, moor_last_error());
 }
 
 static moor_status queue_status(moor_peer *peer, const moor_wire_header *request, moor_status status)
 {
-    return status ? queue_error(peer, request, status) : queue(peer, request, MOOR_OK, 0, NULL, 0, -1);
+    return queue_text(peer, request, status, status ? moor_last_error() : "");
 }
 
 void moor_peer_refuse(moor_peer *peer, moor_status status, const char *text)
 {
     moor_wire_header hello = {.type = MOOR_WIRE_HELLO};
-    queue(peer, &hello, status, 0, text, strlen(text), -1);
+    (void)has_spare(peer);
+    queue_text(peer, &hello, status, text);
 }
 
 /* A payload of any size; the buffer is freed. */
@@ -165,12 +208,12 @@ static moor_status queue_buffer(moor_peer *peer, const moor_wire_header *request
     if (payload->failed) {
         status = moor_fail(MOOR_E_NOMEM, "no memory for a reply");
     } else if (payload->used <= MOOR_WIRE_LIMIT - sizeof(moor_wire_header)) {
-        status = queue(peer, request, MOOR_OK, 0, payload->data, payload->used, -1);
+        status = queue(peer, request, 0, payload->data, payload->used, -1);
     } else {
         status = moor_wire_large_make(payload->data, payload->used, &fd);
         if (!status) {
             moor_wire_large large = {.length = payload->used};
-            status = queue(peer, request, MOOR_OK, MOOR_WIRE_IN_FD, &large, sizeof(large), fd);
+            status = queue(peer, request, MOOR_WIRE_IN_FD, &large, sizeof(large), fd);
         }
     }
     moor_wire_buffer_free(payload);
@@ -192,7 +235,7 @@ static moor_status queue_views(moor_peer *peer, const moor_wire_header *request,
 
 /* ---- opens ------------------------------------------------------------------------------------------------------ */
 
-/* Tries once. MOOR_E_TIMEOUT or MOOR_E_NOT_FOUND: nothing was queued, waiting may help. */
+/* Tries once. MOOR_E_TIMEOUT or MOOR_E_NOT_FOUND: nothing was queued, waiting may help; MOOR_E_NOMEM: nothing was queued. */
 static moor_status try_open(moor_peer *peer, const moor_wire_header *request, const moor_wire_open *open,
                             const char *id)
 {
@@ -227,7 +270,7 @@ static moor_status add_waiting(moor_peer *peer, const moor_wire_header *request,
     if (peer->n_waiting >= MOOR_PEER_MAX_WAITING)
         return queue_status(peer, request,
                             moor_fail(MOOR_E_FULL, "%d opens of this connection wait already", MOOR_PEER_MAX_WAITING));
-    waiting = malloc(sizeof(*waiting) + open->id_len);
+    waiting = moor_heap_raw(sizeof(*waiting) + open->id_len);
     if (!waiting)
         return queue_status(peer, request, moor_fail(MOOR_E_NOMEM, "no memory for an open that waits"));
     waiting->next = NULL;
@@ -278,6 +321,7 @@ void moor_peer_retry(moor_peer *peer, uint64_t now_ns, int all)
 {
     for (struct waiting **at = &peer->waiting; *at;) {
         struct waiting *waiting = *at;
+        (void)has_spare(peer); /* else it waits until there is memory */
         int late = waiting->deadline_ns <= now_ns;
         moor_status status = MOOR_E_TIMEOUT;
         if (all || late || !waiting->looked)
@@ -288,7 +332,14 @@ void moor_peer_retry(moor_peer *peer, uint64_t now_ns, int all)
                 at = &waiting->next;
                 continue;
             }
-            queue_error(peer, &waiting->header, status);
+            status = queue_error(peer, &waiting->header, status);
+        }
+        if (status == MOOR_E_NOMEM) {
+            uint64_t again_ns = now_ns + AGAIN_MS * 1000000ull;
+            waiting->looked = 0;
+            waiting->deadline_ns = waiting->deadline_ns > again_ns ? waiting->deadline_ns : again_ns;
+            at = &waiting->next;
+            continue;
         }
         *at = waiting->next;
         if (!*at)
@@ -325,10 +376,12 @@ static moor_status handle_hello(moor_peer *peer, const moor_wire_header *request
         close(fd);
         status = moor_fail(MOOR_E_NOMEM, "no memory for a greeting");
     } else {
-        status = queue(peer, request, MOOR_OK, 0, payload.data, payload.used, fd);
+        status = queue(peer, request, 0, payload.data, payload.used, fd);
     }
     moor_wire_buffer_free(&payload);
     peer->greeted = !status;
+    if (status)
+        queue_error(peer, request, status);
     return status;
 }
 
@@ -391,9 +444,11 @@ uint64_t moor_peer_client(const moor_peer *peer)
 
 void moor_peer_saved(moor_peer *peer, const moor_saved *saved)
 {
-    if (saved->status)
-        moor_fail(saved->status, "%s", saved->text);
-    queue_status(peer, &saved->request, saved->status);
+    if (!has_spare(peer)) {
+        peer->spare = peer->saved_spare;
+        peer->saved_spare = NULL;
+    }
+    queue_text(peer, &saved->request, saved->status, saved->text);
 }
 
 /* Answered by moor_peer_saved; what cannot even begin is answered here. */
@@ -410,6 +465,8 @@ static moor_status handle_save(moor_peer *peer, const moor_wire_header *request,
         status = moor_fail(MOOR_E_UNSUPPORTED, "store %u writes no snapshots", peer->home->store->store_index);
     else if (!open.id_len || open.id_len >= PATH_MAX || memchr(dir, 0, open.id_len))
         status = moor_fail(MOOR_E_INVALID, "a snapshot's directory of %u bytes", open.id_len);
+    else if (!peer->saved_spare && !(peer->saved_spare = reply_make(SPARE_TEXT)))
+        status = moor_fail(MOOR_E_NOMEM, "no memory for a reply");
     else
         status = moor_saver_start(peer->home->saver, peer->home->store, peer->client, request, dir, open.id_len,
                                   open.timeout_ns > UINT64_MAX - now_ns ? UINT64_MAX : now_ns + open.timeout_ns);
@@ -422,7 +479,8 @@ static moor_status handle_stats(moor_peer *peer, const moor_wire_header *request
     if (reader->left)
         return moor_fail(MOOR_E_CORRUPT, "a question for statistics has %u bytes", request->length);
     moor_peer_put_stats(&payload, peer->home->store);
-    return queue_buffer(peer, request, &payload);
+    moor_status status = queue_buffer(peer, request, &payload);
+    return status ? queue_error(peer, request, status) : MOOR_OK;
 }
 
 static moor_status handle(moor_peer *peer, const moor_wire_header *request, moor_wire_reader *reader, uint64_t now_ns)
@@ -464,45 +522,71 @@ static moor_status collect(moor_peer *peer, const moor_wire_header *header, cons
     if (reader->left > MOOR_WIRE_REQUEST_LIMIT - pieces->used)
         return moor_fail(MOOR_E_CORRUPT, "a request of more than %d bytes", MOOR_WIRE_REQUEST_LIMIT);
     peer->piece = *header;
-    moor_wire_put(pieces, reader->at, reader->left);
-    if (pieces->failed)
-        return moor_fail(MOOR_E_NOMEM, "no memory for a request of %zu bytes", pieces->used + reader->left);
+    if (!peer->piece_lost)
+        moor_wire_put(pieces, reader->at, reader->left);
+    if (pieces->failed) {
+        peer->piece_lost = 1;
+        moor_wire_buffer_free(pieces);
+    }
     if (header->flags)
         return MOOR_OK;
     moor_wire_reader all = {pieces->data, pieces->used};
-    moor_status status = handle(peer, header, &all, now_ns);
+    moor_status status =
+        peer->piece_lost
+            ? queue_error(peer, header, moor_fail(MOOR_E_NOMEM, "no memory for a request in several messages"))
+            : handle(peer, header, &all, now_ns);
     moor_wire_buffer_free(pieces);
     peer->piece = (moor_wire_header){.length = 0};
+    peer->piece_lost = 0;
     return status;
+}
+
+/* All whole messages, as long as there is memory for an answer to each. */
+static moor_status take_messages(moor_peer *peer, uint64_t now_ns)
+{
+    size_t begin = 0;
+    moor_status status = MOOR_OK;
+    peer->starved = 0;
+    for (;;) {
+        moor_wire_header header;
+        int whole = moor_wire_frame(peer->input + begin, peer->have - begin, &header);
+        if (whole < 0 || (whole && header.flags & ~MOOR_WIRE_MORE))
+            return moor_fail(MOOR_E_CORRUPT, "a message with length %u, flags %u", header.length, header.flags);
+        peer->starved = whole && !has_spare(peer);
+        if (!whole || peer->starved)
+            break;
+        moor_wire_reader reader = {peer->input + begin + sizeof(header), header.length - sizeof(header)};
+        status = header.flags || peer->piece.length ? collect(peer, &header, &reader, now_ns)
+                                                    : handle(peer, &header, &reader, now_ns);
+        if (status)
+            return status;
+        begin += header.length;
+    }
+    memmove(peer->input, peer->input + begin, peer->have - begin);
+    peer->have -= begin;
+    return MOOR_OK;
+}
+
+int moor_peer_starved(const moor_peer *peer)
+{
+    return peer->starved;
 }
 
 moor_status moor_peer_input(moor_peer *peer, const void *data, size_t n, uint64_t now_ns)
 {
     const unsigned char *from = data;
-    while (n) {
-        size_t part = sizeof(peer->input) - peer->have, begin = 0;
-        if (part > n)
-            part = n;
-        memcpy(peer->input + peer->have, from, part);
+    moor_status status = MOOR_OK;
+    do {
+        size_t part = sizeof(peer->input) - peer->have;
+        part = part < n ? part : n;
+        if (n && !part)
+            return moor_fail(MOOR_E_NOMEM, "no memory for an answer, and more requests come");
+        if (part)
+            memcpy(peer->input + peer->have, from, part);
         peer->have += part;
         from += part;
         n -= part;
-        for (;;) {
-            moor_wire_header header;
-            int whole = moor_wire_frame(peer->input + begin, peer->have - begin, &header);
-            if (whole < 0 || (whole && header.flags & ~MOOR_WIRE_MORE))
-                return moor_fail(MOOR_E_CORRUPT, "a message with length %u, flags %u", header.length, header.flags);
-            if (!whole)
-                break;
-            moor_wire_reader reader = {peer->input + begin + sizeof(header), header.length - sizeof(header)};
-            moor_status status = header.flags || peer->piece.length ? collect(peer, &header, &reader, now_ns)
-                                                                    : handle(peer, &header, &reader, now_ns);
-            if (status)
-                return status;
-            begin += header.length;
-        }
-        memmove(peer->input, peer->input + begin, peer->have - begin);
-        peer->have -= begin;
-    }
-    return MOOR_OK;
+        status = take_messages(peer, now_ns);
+    } while (n && !status);
+    return status;
 }

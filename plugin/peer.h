@@ -43,6 +43,8 @@ void moor_peer_destroy(moor_peer *peer);
 
 /* Takes n bytes of the stream. Anything but MOOR_OK: the connection must be closed once the queued replies are sent. */
 moor_status moor_peer_input(moor_peer *peer, const void *data, size_t n, uint64_t now_ns);
+/* 1: a request waits for memory for its answer. Until it is taken (an input of no bytes tries again) no more should be read. */
+int moor_peer_starved(const moor_peer *peer);
 int moor_peer_greeted(const moor_peer *peer); /* the first message was a good HELLO */
 
 /* Opens that wait. retry answers those that can be answered now or whose deadline passed; `all` 0 looks at deadlines only. */

@@ -98,19 +98,24 @@ static int connection_send(struct connection *connection)
     return 1;
 }
 
-/* 0: the connection is over. */
-static int connection_read(moor_server *server, struct connection *connection, uint64_t now_ns)
+/* n of server->bytes; 0: the connection is over. */
+static int connection_input(moor_server *server, const struct connection *connection, size_t n, uint64_t now_ns)
+{
+    if (!moor_peer_input(connection->peer, server->bytes, n, now_ns))
+        return 1;
+    moor_log(MOOR_LOG_WARN, "store %u: connection closed: %s", server->home.store->store_index, moor_last_error());
+    return 0;
+}
+
+/* The same. */
+static int connection_read(moor_server *server, const struct connection *connection, uint64_t now_ns)
 {
     ssize_t got = recv(connection->fd, server->bytes, sizeof(server->bytes), MSG_DONTWAIT);
     if (got < 0)
         return errno == EAGAIN || errno == EINTR;
     if (got == 0)
         return 0;
-    if (moor_peer_input(connection->peer, server->bytes, (size_t)got, now_ns)) {
-        moor_log(MOOR_LOG_WARN, "store %u: connection closed: %s", server->home.store->store_index, moor_last_error());
-        return 0;
-    }
-    return 1;
+    return connection_input(server, connection, (size_t)got, now_ns);
 }
 
 /* Descriptors of a new connection are ours from here on, whatever happens. */
@@ -188,8 +193,8 @@ static void poll_set(moor_server *server, uint64_t now_ns)
     for (uint32_t i = 0; i < server->n; i++) {
         const struct connection *connection = &server->connections[i];
         size_t queued = moor_peer_queued(connection->peer);
-        int events = (queued && !connection->starved ? POLLOUT : 0) |
-                     (queued < MOOR_PEER_MAX_QUEUED && !connection->closing ? POLLIN : 0);
+        int reads = queued < MOOR_PEER_MAX_QUEUED && !connection->closing && !moor_peer_starved(connection->peer);
+        int events = (queued && !connection->starved ? POLLOUT : 0) | (reads ? POLLIN : 0);
         server->polls[FIXED_FDS + i] = (struct pollfd){connection->fd, (short)events, 0};
     }
 }
@@ -205,6 +210,8 @@ static void serve_connections(moor_server *server, uint32_t polled, uint64_t now
             good = connection_read(server, connection, now_ns);
         else if (events & POLLHUP)
             good = 0;
+        else if (good && moor_peer_starved(connection->peer))
+            good = connection_input(server, connection, 0, now_ns);
         if (!moor_peer_greeted(connection->peer) && now_ns - connection->since_ns > GREETING_MS * 1000000ull)
             good = 0;
         if (!connection_send(connection) || !good || (connection->closing && !moor_peer_queued(connection->peer)))

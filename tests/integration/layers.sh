@@ -25,7 +25,7 @@ layer allocator/ "moor abi allocator" allocator
 layer hooks/ "moor abi allocator hooks" hooks/*.[ch]
 layer plugin/ "moor abi allocator hooks plugin client" plugin/*.[ch]
 layer client/ "moor abi allocator client" client
-foreign=$(grep -rnE --include='*.[ch]' '#include "(\.\./)+allocator/' client | grep -vE 'allocator/(error|dirs|interrupt|living|locks|memfd)\.h"' || true)
+foreign=$(grep -rnE --include='*.[ch]' '#include "(\.\./)+allocator/' client | grep -vE 'allocator/(error|heap|dirs|interrupt|living|locks|memfd)\.h"' || true)
 [ -z "$foreign" ] || bad+="client/ includes what is the server's: $foreign
 "
 layer hooks/engine/ "moor hooks/engine plugin/python" hooks/engine

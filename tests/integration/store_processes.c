@@ -27,7 +27,7 @@ static long stat_of(actor *consumer, const char *name)
 
 static void wait_stat(actor *consumer, const char *name, long value)
 {
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < 2000; i++) {
         if (stat_of(consumer, name) == value)
             return;
         nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
@@ -71,14 +71,14 @@ static void an_open_waits_for_the_seal(void **state)
     actor_say(&consumer, "MOOR_E_TIMEOUT", "open slow 0");
     double begin = now_s();
     actor_say(&consumer, "MOOR_E_TIMEOUT", "open slow 0.2");
-    assert_true(now_s() - begin >= 0.19 && now_s() - begin < 2);
+    assert_true(now_s() - begin >= 0.19);
     /* not even recorded yet, sealed while it waits */
+    begin = now_s();
     actor_send(&consumer, "open later 10");
     nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
-    begin = now_s();
     record(&server, "later", 3);
     actor_hear(&consumer, "ok later rows=3 missing=0");
-    assert_true(now_s() - begin < 2);
+    assert_true(now_s() - begin < 10); /* not at its deadline */
     actor_say(&consumer, "MOOR_E_NOT_FOUND", "open never 0.1");
 }
 
@@ -397,9 +397,8 @@ static void a_surviving_child_keeps_no_connection(void **state)
     assert_int_equal(kill(child, 0), 0);
     wait_stat(&watcher, "leases", 0);
     actor_kill(&server);
-    double begin = now_s();
     actor_say(&watcher, "MOOR_E_CLOSED", "open held 0");
-    assert_true(now_s() - begin < 2); /* the end of the connection was seen, not only waited for */
+    assert_null(strstr(watcher.line, "in time")); /* the end of the connection was seen, not only waited for */
     kill(child, SIGKILL);
     kill(child_of_server, SIGKILL);
 }
@@ -551,7 +550,9 @@ static void a_stopped_server_is_given_up_in_time(void **state)
         &consumer,
         "MOOR_E_CLOSED the connection to store 0 of instance \"default\" is closed: the store did not answer in time",
         "open x 0");
-    assert_true(now_s() - begin < 8);
+    assert_true(now_s() - begin >= 4.9);
+    actor_say(&consumer, "MOOR_E_TIMEOUT request x is not known", "open x 0");
+    assert_non_null(strstr(consumer.line, ": store 0 of instance \"default\" does not answer"));
     actor_say(&consumer, "ok good", "verify");
     kill(server.pid, SIGCONT);
     /* The record's lease was not given up with the calls: what is freed now is not written over while it is read. */
@@ -568,6 +569,57 @@ static void a_stopped_server_is_given_up_in_time(void **state)
     actor_say(&consumer, "ok y1", "open y1 1");
     actor_say(&consumer, "ok", "release");
     wait_stat(&other, "leases", 0);
+}
+
+/* It is waited for once, by whoever asks first. Then it is left out until it stirs, and whatever may be in it is said not to be known. */
+static void a_store_that_hangs_is_waited_for_once(void **state)
+{
+    (void)state;
+    actor one, two, consumer;
+    static const char silent[] = ": store 0 of instance \"default\" does not answer";
+    start_server(&one);
+    actor_start(&two, "MOOR_INSTANCE=default", NULL);
+    actor_say(&two, "ok default ", "join {}");
+    actor_say(&two, "ok", "store 1");
+    record(&one, "at-zero", 4);
+    actor_say(&two, "ok", "step at-one 0 6");
+    actor_say(&two, "ok", "seal at-one 6 1");
+    start_consumer(&consumer);
+    actor_say(&consumer, "ok at-zero", "open at-zero 1");
+    kill(one.pid, SIGSTOP);
+    assert_int_equal(waitpid(one.pid, NULL, WUNTRACED), one.pid);
+    double begin = now_s();
+    actor_say(&consumer, "ok at-one", "open at-one 0");
+    double first = now_s() - begin;
+    begin = now_s();
+    for (int i = 0; i < 20; i++)
+        actor_say(&consumer, "ok at-one", "open at-one 0");
+    for (int i = 0; i < 5; i++) {
+        actor_say(&consumer, "MOOR_E_TIMEOUT", "open at-zero 0.1");
+        assert_non_null(strstr(consumer.line, silent));
+    }
+    static const char *const others[] = {"open_all at-one 0", "save 1 /tmp/none", "truncate at-zero 1"};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        actor_say(&consumer, "MOOR_E_TIMEOUT", "%s", others[i]);
+        assert_non_null(strstr(consumer.line, silent));
+    }
+    actor_say(&consumer, "ok", "stats");
+    assert_non_null(strstr(consumer.line, "does not answer"));
+    if (now_s() - begin >= first) /* one that is waited for once more takes as long as the first */
+        fail_msg("the first %.1f s, all others %.1f s", first, now_s() - begin);
+    actor_say(&consumer, "MOOR_E_TIMEOUT",
+              "insert session"); /* over connections of their own, which ask by themselves */
+    assert_non_null(strstr(consumer.line, silent));
+    kill(one.pid, SIGCONT);
+    actor_say(&consumer, "ok at-zero", "open at-zero 15");
+    actor_say(&consumer, "ok at-one", "open_all at-one 1");
+    /* and one that is killed while it hangs is gone, not silent */
+    kill(one.pid, SIGSTOP);
+    assert_int_equal(waitpid(one.pid, NULL, WUNTRACED), one.pid);
+    actor_say(&consumer, "ok at-one", "open at-one 0");
+    actor_say(&consumer, "MOOR_E_TIMEOUT", "open at-zero 0");
+    actor_kill(&one);
+    actor_say(&consumer, "MOOR_E_NOT_FOUND", "open at-zero 1");
 }
 
 /* ---- snapshot --------------------------------------------------------------------------------------------------- */
@@ -731,6 +783,7 @@ int main(void)
         TEST(stores_of_replicas_are_asked_all),
         TEST(a_store_that_appears_in_the_same_tick_is_found),
         TEST(a_stopped_server_is_given_up_in_time),
+        TEST(a_store_that_hangs_is_waited_for_once),
         TEST(S2_6_a_consumer_asks_and_a_new_server_has_it_all),
         TEST(attach_lists_what_it_found),
         TEST(attach_waits_for_a_server),

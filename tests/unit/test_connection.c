@@ -68,10 +68,88 @@ static void tags_go_around_without_0(void **state)
     close(fds[1]);
 }
 
+/* ---- the greeting's answer: every bound, from both sides --------------------------------------------------------- */
+
+enum { ARENA = 4096 };
+
+struct greeting {
+    moor_wire_welcome welcome;
+    int32_t layer_ids[2];
+    int more, seals; /* bytes behind it; seals of the arena */
+};
+
+static moor_status greet(const struct greeting *g)
+{
+    moor_connection *connection;
+    unsigned char payload[128] = {0};
+    size_t n = sizeof(g->welcome) + sizeof(g->layer_ids);
+    memcpy(payload, &g->welcome, sizeof(g->welcome));
+    memcpy(payload + sizeof(g->welcome), g->layer_ids, sizeof(g->layer_ids));
+    assert_int_equal(allocate("x", &connection), MOOR_OK);
+    int fd = memfd_create("arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_true(fd >= 0 && ftruncate(fd, ARENA) == 0 && fcntl(fd, F_ADD_SEALS, g->seals) == 0);
+    connection->fds[connection->n_fds++] = fd;
+    moor_status status = take_welcome(connection, (moor_wire_reader){payload, n + (size_t)g->more});
+    moor_connection_disown(connection);
+    return status;
+}
+
+#define AT(member) offsetof(struct greeting, member)
+static const struct {
+    size_t at;
+    uint32_t good, bad; /* 32 bits there: both are tried */
+    const char *text;
+} bounds[] = {
+    {AT(welcome.version), MOOR_WIRE_VERSION, MOOR_WIRE_VERSION + 1, "the store speaks wire version 2, this library 1"},
+    {AT(welcome.layers), 2, 1, "does not add up"},
+    {AT(welcome.layers), 2, 3, "does not add up"},
+    {AT(more), 0, 4, "does not add up"},
+    {AT(welcome.top_k), 3, 0, "does not add up"},
+    {AT(welcome.dtype), MOOR_DTYPE_U8, MOOR_DTYPE_U16, "does not add up"}, /* rows of another length */
+    {AT(welcome.dtype), MOOR_DTYPE_U8, 0, "does not add up"},
+    {AT(welcome.num_experts), 1, 0, "does not add up"},
+    {AT(welcome.num_experts), 256, 257, "does not add up"},
+    {AT(welcome.row_bytes), 6, 5, "does not add up"},
+    {AT(welcome.row_bytes), 6, 7, "does not add up"},
+    {AT(welcome.stages), MOOR_CLIENT_STORES, MOOR_CLIENT_STORES + 1, "does not add up"},
+    {AT(welcome.arena_bytes), ARENA, ARENA + 1, "is no arena of 4097 bytes"},
+    {AT(welcome.arena_bytes), 1, 0, "is no arena of 0 bytes"},
+    {AT(seals), F_SEAL_SHRINK, F_SEAL_GROW, "is no arena"},
+    {AT(layer_ids[1]), 7, 8, "column 1 is layer 8 of 8, behind layer 0"},
+    {AT(layer_ids[1]), 1, 0, "column 1 is layer 0 of 8, behind layer 0"},
+    {AT(layer_ids[0]), 0, (uint32_t)-1, "column 0 is layer -1 of 8"},
+};
+
+static void greetings_from_both_sides_of_their_bounds(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(bounds) / sizeof(bounds[0]); i++)
+        for (int bad = 0; bad < 2; bad++) {
+            struct greeting g = {.welcome = {.version = MOOR_WIRE_VERSION,
+                                             .layers = 2,
+                                             .top_k = 3,
+                                             .num_experts = 8,
+                                             .model_layers = 8,
+                                             .dtype = MOOR_DTYPE_U8,
+                                             .row_bytes = 6,
+                                             .arena_bytes = ARENA,
+                                             .stages = 1},
+                                 .layer_ids = {0, 5},
+                                 .seals = F_SEAL_SHRINK};
+            memcpy((char *)&g + bounds[i].at, bad ? &bounds[i].bad : &bounds[i].good, sizeof(uint32_t));
+            moor_status status = greet(&g);
+            if (bad ? status != MOOR_E_CORRUPT && status != MOOR_E_VERSION : status != MOOR_OK)
+                fail_msg("bound %zu, %s: status %d (%s)", i, bad ? "beyond" : "at", status, moor_last_error());
+            if (bad && !strstr(moor_last_error(), bounds[i].text))
+                fail_msg("bound %zu: \"%s\" does not say \"%s\"", i, moor_last_error(), bounds[i].text);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tags_go_around_without_0),
+        cmocka_unit_test(greetings_from_both_sides_of_their_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "allocator/heap.h"
 #include "plugin/peer.h"
 #include "plugin/process.h"
 
@@ -272,6 +273,131 @@ static void a_request_has_an_end(void **state)
     assert_true(sent > MOOR_WIRE_REQUEST_LIMIT);
 }
 
+/* ---- without memory ---------------------------------------------------------------------------------------------- */
+
+static moor_status send_stats(uint32_t tag)
+{
+    moor_wire_header header = {sizeof(header), MOOR_WIRE_STATS, 0, tag, 0};
+    return moor_peer_input(peer, &header, sizeof(header), 0);
+}
+
+static moor_status send_handle(uint16_t type, uint32_t tag, uint64_t handle, uint32_t value)
+{
+    struct {
+        moor_wire_header header;
+        moor_wire_handle handle;
+    } message = {{sizeof(message), type, 0, tag, 0}, {handle, value, 0}};
+    return moor_peer_input(peer, &message, sizeof(message), 0);
+}
+
+static moor_status send_insert(uint32_t tag)
+{
+    unsigned char body[64];
+    size_t n = insert_body(body, 0), half = n / 2;
+    moor_status status = send_piece(MOOR_WIRE_SESSION_INSERT, tag, 1, body, half);
+    return status ? status : send_piece(MOOR_WIRE_SESSION_INSERT, tag, 0, body + half, n - half);
+}
+
+static moor_status ask(int what, uint32_t tag, uint64_t handle)
+{
+    switch (what) {
+    case 0:
+        return send_open(tag, 'a', 0);
+    case 1:
+        return send_open(tag, 'w', 1000); /* waits */
+    case 2:
+        return send_stats(tag);
+    case 3:
+        return send_handle(MOOR_WIRE_OPEN_HANDLE, tag, handle, 0);
+    case 4:
+        return send_handle(MOOR_WIRE_CLAIM, tag, handle, MOOR_OWNER_TRACE_STORE);
+    default:
+        return send_insert(tag);
+    }
+}
+
+/* One request while every allocation from the nth on (or the nth alone) fails; then there is memory again. Exactly one answer comes, what
+ * it says is so, and the connection stands. 1: the failure was met. */
+static int asked_without_memory(int what, uint32_t tag, uint64_t handle, uint64_t nth, int stays)
+{
+    uint64_t before = leases();
+    if (stays)
+        moor_fault_arm_from(nth);
+    else
+        moor_fault_arm(nth);
+    assert_int_equal(ask(what, tag, handle), MOOR_OK);
+    assert_int_equal(send_stats(tag + 1), MOOR_OK);
+    moor_peer_retry(peer, 2000, 1); /* late */
+    int fired = moor_fault_fired();
+    moor_fault_arm(0);
+    assert_int_equal(moor_peer_input(peer, NULL, 0, 0), MOOR_OK);
+    assert_false(moor_peer_starved(peer));
+    moor_peer_retry(peer, UINT64_MAX, 1);
+    assert_int_equal(moor_peer_waiting(peer), 0);
+    int opened = 0;
+    for (int left = 3, i = 0; i < 2; i++) {
+        moor_wire_header header;
+        moor_peer_reply *first = moor_peer_first(peer);
+        assert_non_null(first);
+        memcpy(&header, first->data, sizeof(header));
+        assert_true(header.tag == tag || header.tag == tag + 1);
+        left &= ~(header.tag == tag ? 1 : 2);
+        assert_true(left != 3 && (i == 0 || left == 0)); /* each once */
+        if (header.status && header.status != MOOR_E_NOMEM &&
+            !(what == 1 && header.tag == tag && header.status == MOOR_E_NOT_FOUND))
+            fail_msg("request %d: status %d", what, header.status);
+        opened += header.tag == tag && !header.status && (what == 0 || what == 3);
+        moor_peer_sent(peer, first->length);
+    }
+    assert_null(moor_peer_first(peer));
+    assert_int_equal(leases(), before + (uint64_t)opened);
+    if (opened)
+        send_handle(MOOR_WIRE_RELEASE, 0, handle, 0);
+    return fired;
+}
+
+static void S2_5_no_memory_for_a_reply_neither_closes_nor_leaks(void **state)
+{
+    (void)state;
+    uint32_t tag = 10;
+    uint64_t handle;
+    send_hello();
+    reply(1);
+    record("a");
+    moor_records_seal(store->records, moor_id_hash("a", 1), 1, 0);
+    assert_int_equal(moor_records_find(store->records, "a", 1, &handle), MOOR_OK);
+    assert_int_equal(send_open(2, 'a', 0), MOOR_OK); /* it is being read meanwhile */
+    assert_int_equal(reply(2), MOOR_OK);
+    for (int what = 0; what < 6; what++)
+        for (int stays = 0; stays < 2; stays++) {
+            uint64_t nth = 1;
+            while (asked_without_memory(what, tag, handle, nth, stays))
+                nth++, tag += 2;
+            assert_true(nth > 1);
+        }
+    assert_int_equal(leases(), 1);
+}
+
+/* More than the spare answer is good for: they wait in the input, in order. */
+static void requests_without_memory_for_an_answer_wait(void **state)
+{
+    (void)state;
+    send_hello();
+    reply(1);
+    moor_fault_arm_from(1);
+    for (uint32_t i = 0; i < 100; i++)
+        assert_int_equal(send_open(2 + i, 'x', 0), MOOR_OK);
+    assert_true(moor_peer_starved(peer));
+    assert_int_equal(moor_peer_input(peer, NULL, 0, 0), MOOR_OK);
+    moor_fault_arm(0);
+    assert_int_equal(moor_peer_input(peer, NULL, 0, 0), MOOR_OK);
+    for (uint32_t i = 0; i < 100; i++) {
+        int status = reply(2 + i);
+        assert_true(status == MOOR_E_NOT_FOUND || status == MOOR_E_NOMEM);
+    }
+    assert_null(moor_peer_first(peer));
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 int main(void)
 {
@@ -285,6 +411,8 @@ int main(void)
         TEST(pieces_that_are_none_end_the_connection),
         TEST(lengths_inside_a_request_must_add_up),
         TEST(a_request_has_an_end),
+        TEST(S2_5_no_memory_for_a_reply_neither_closes_nor_leaks),
+        TEST(requests_without_memory_for_an_answer_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

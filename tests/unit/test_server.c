@@ -21,7 +21,9 @@
 #include <pthread.h>
 #include <time.h>
 
+#include "allocator/heap.h"
 #include "client/client.h"
+#include "client/session.h"
 #include "hooks/persist.h"
 #include "hooks/record.h"
 #include "plugin/process.h"
@@ -111,6 +113,55 @@ static void a_shortage_of_memory_ends_no_connection(void **state)
     assert_non_null(strstr(json, "\"leases\":1,"));
     free(json);
     moor_record_release(record);
+    moor_detach(client);
+    moor_store_close(store);
+    assert_int_equal(support_end(process), 1);
+}
+
+/* Server and consumer in one process: whichever allocation fails, on either side. */
+static void S2_5_no_memory_on_either_side_ends_no_connection(void **state)
+{
+    (void)state;
+    moor_process *process = support_start(NULL, MOOR_ROLE_WORKER);
+    moor_store *store = NULL;
+    moor_store_args args = args_of(layer_ids, 4);
+    moor_client *client;
+    moor_record *kept, *record;
+    char *json;
+    int fired = 1, failed = 0;
+    assert_int_equal(moor_store_open(process, &args, &store), MOOR_OK);
+    record_a(store);
+    assert_int_equal(moor_attach(NULL, NULL, 5, &client), MOOR_OK);
+    assert_int_equal(moor_open(client, "a", 1, 5, 0, 0, &kept), MOOR_OK);
+    for (uint64_t nth = 1; fired; nth++) {
+        moor_fault_arm(nth);
+        moor_status status = moor_open(client, "a", 1, 5, 0, 0, &record);
+        fired = moor_fault_fired();
+        moor_fault_arm(0);
+        if (!status)
+            moor_record_release(record);
+        else
+            assert_int_equal(status, MOOR_E_NOMEM);
+        failed += status != MOOR_OK;
+        assert_int_equal(moor_client_store_stats(client, 20, &json), MOOR_OK);
+        if (!strstr(json, "\"leases\":1,"))
+            fail_msg("the %llu. allocation: %s", (unsigned long long)nth, json);
+        free(json);
+    }
+    assert_true(failed > 2);
+    char id[600]; /* a request that needs memory to be sent */
+    memset(id, 's', sizeof(id));
+    fired = 1;
+    for (int nth = 1; fired; nth++) {
+        snprintf(id, sizeof(id), "%d", nth);
+        moor_fault_arm((uint64_t)nth);
+        moor_status status = moor_client_session_start(client, id, sizeof(id), 0);
+        fired = moor_fault_fired();
+        moor_fault_arm(0);
+        assert_true(status == MOOR_OK || status == MOOR_E_NOMEM);
+        assert_int_equal(moor_connection_spent(kept->connection), 0);
+    }
+    moor_record_release(kept);
     moor_detach(client);
     moor_store_close(store);
     assert_int_equal(support_end(process), 1);
@@ -280,6 +331,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_of_the_model_only),
         cmocka_unit_test(a_shortage_of_memory_ends_no_connection),
+        cmocka_unit_test(S2_5_no_memory_on_either_side_ends_no_connection),
         cmocka_unit_test(a_thread_that_does_not_end_keeps_what_it_uses),
         cmocka_unit_test(the_time_of_day_does_not_cut_an_end_short),
         cmocka_unit_test(S2_6_fewer_stores_than_were_saved_are_refused),

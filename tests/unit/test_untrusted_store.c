@@ -20,6 +20,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include "allocator/heap.h"
 #include "allocator/locks.h"
 #include "client/client.h"
 
@@ -272,6 +273,38 @@ static void an_error_in_a_descriptor_is_one(void **state)
     close(answers[0].fd);
 }
 
+/* An answer that came, and no memory to take it with: the connection stands, and what was leased by the answer is given back. */
+static void S2_5_without_memory_for_an_answer_its_leases_are_given_back(void **state)
+{
+    (void)state;
+    moor_record *record, *kept;
+    moor_wire_large large;
+    answer inside = views(3, 1);
+    large.length = inside.body.used;
+    assert_int_equal(moor_wire_large_make(inside.body.data, inside.body.used, &answers[1].fd), MOOR_OK);
+    moor_wire_buffer_free(&inside.body);
+    answers[1].flags = MOOR_WIRE_IN_FD;
+    moor_wire_put(&answers[1].body, &large, sizeof(large));
+    answers[0] = views(1, 1);
+    moor_client *client = attach();
+    assert_int_equal(moor_open(client, "a", 1, 0, 0, 0, &kept), MOOR_OK); /* answers[0]; the next one is answers[1] */
+    moor_fault_arm(1);
+    assert_int_equal(moor_open(client, "a", 1, 0, 0, 0, &record), MOOR_E_NOMEM);
+    assert_true(moor_fault_fired());
+    moor_fault_arm(1);
+    assert_int_equal(moor_open(client, "a", 1, 0, 0, 0, &record), MOOR_E_NOMEM);
+    assert_non_null(strstr(moor_last_error(), "no memory for a reply of"));
+    assert_int_equal(moor_open(client, "a", 1, 0, 0, 0, &record),
+                     MOOR_E_CORRUPT); /* of three records, so the connection stands */
+    assert_int_equal(moor_connection_spent(kept->connection), 0);
+    moor_record_release(kept);
+    detach(client);
+    static const uint64_t want[] = {11, 12, 13, 11, 11, 12, 13, 11};
+    assert_int_equal(n_released, 8);
+    assert_memory_equal(released, want, sizeof(want));
+    close(answers[1].fd);
+}
+
 /* A large answer, and no descriptor to take it with. What is read meanwhile must not lose its lease. */
 static void without_descriptors_the_leases_stay(void **state)
 {
@@ -339,6 +372,7 @@ int main(void)
         TEST(leases_of_more_than_was_asked_for_are_given_back),
         TEST(an_error_in_a_descriptor_is_one),
         TEST(without_descriptors_the_leases_stay),
+        TEST(S2_5_without_memory_for_an_answer_its_leases_are_given_back),
         TEST(rows_beyond_what_the_arena_has_are_not_believed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -483,7 +483,8 @@ typedef struct moor_api {
     const char *(*client_instance)(const moor_client *client);
     /* Opens the sealed record that `id` means (core id, external id, HTTP id) and leases it. flags/rows: MOOR_OPEN_PREFIX.
      * An id that one store has sealed and another has not yet: MOOR_E_TIMEOUT. A store that does not answer at all is given up 5 s after
-     * the timeout (MOOR_E_CLOSED, in every call of a client). MOOR_E_UNSUPPORTED at once where the server records nothing (recording_off).
+     * the timeout (MOOR_E_CLOSED, in every call of a client); until something comes from it, calls ask the others, and what those do not have is
+     * MOOR_E_TIMEOUT, whose text names the silent store. MOOR_E_UNSUPPORTED at once where the server records nothing (recording_off).
      * Pipeline stages: waits until every stage has it sealed; the rows are put together in memory of the record's own, and events and
      * claims go to every stage. A row that a stage lacks is missing. */
     moor_status (*open)(moor_client *client, const char *id, uint32_t id_len, double timeout, uint32_t flags,

@@ -235,7 +235,8 @@ class Demo:
     def update(self, flying):
         """Second weights, while requests are in flight."""
         c = self.client
-        flying.wait_done(self.args.requests // 4, 120)
+        if not flying.wait_done(self.args.requests // 4, 120):
+            self.problems.append(f"{flying.done_count()} of {self.args.requests} requests were answered in 120 s")
         before = flying.done_count()
         say(f"  update begins: {before} requests answered, {min(self.args.clients, self.args.requests - before)} clients have one in flight")
         if not self.trainer:

@@ -36,7 +36,9 @@ def consumer(lab):
 def kill(lab, rank):
     """Ends when the engine has, by itself or, where its HTTP server stays, by a SIGINT."""
     server = lab.server
+    rows = lab.number("rows_total")
     flying = load.Load(server.client(20), load.make_jobs(8, 4, f"f{rank}", tokens=(200, 300)), 8).start()
+    eventually(lambda: lab.number("rows_total") > rows, 60, "the requests run")
     workers = lab.pids("worker")
     require(len(workers) == 2, f"workers: {workers}")
     os.kill(workers[rank], signal.SIGKILL)

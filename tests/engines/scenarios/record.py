@@ -209,7 +209,7 @@ def check_killed_consumer_leaks_no_lease(lab):
         require(lab.number("leases") > before, "a held record is not counted as a lease")
         p.send_signal(signal.SIGKILL)
         p.wait()
-        eventually(lambda: lab.number("leases") == before, 2, "the killed consumer's lease ends")
+        eventually(lambda: lab.number("leases") == before, 20, "the killed consumer's lease ends")
     finally:
         p.kill()
         p.wait()

@@ -11,7 +11,7 @@ from moorlab import load, models, oracle
 from moorlab.client import HttpError
 from moorlab.scenario import ALL, Group, eventually, proves, require
 
-TIMEOUT_S = 4
+TIMEOUT_S = 8  # of the barrier: a trainer that lets go while it is waited for must be heard of within it, on a busy machine too
 GROUP = Group(tp=2, engines=ALL, updates=True, moor={
     "weights": {"timeout_s": 20},  # how long a request waits at a closed gate
     "gate": {"mode": "enforce", "drain_timeout_s": 60}, "barrier": {"mode": "enforce", "timeout_s": TIMEOUT_S},
@@ -139,7 +139,7 @@ def check_kv_waits_for_the_trainers_hold(lab):
         require("at" not in out, "the KV cache woke while a trainer held the device")
         before = time.monotonic()
         holder.release()
-        thread.join(10)
+        thread.join(TIMEOUT_S + 60)
         require(out.get("error", 1) is None, f"the wake-up failed: {out.get('error')}")
         late = out["at"] - before
     finally:
@@ -156,7 +156,7 @@ def check_a_killed_trainers_hold_ends(lab):
     time.sleep(0.5)
     holder.end(signal.SIGKILL)
     killed = time.monotonic()
-    thread.join(10)
+    thread.join(TIMEOUT_S + 60)
     require(out.get("error", 1) is None, f"the wake-up failed: {out.get('error')}")  # at its deadline it would have
     return f"awake {(out['at'] - killed) * 1e3:.0f} ms after the holder's death"
 
@@ -168,7 +168,7 @@ def check_deadline_names_the_holder_and_refuses(lab):
     try:
         begin = time.monotonic()
         thread, out = wake_in_thread(lab)
-        thread.join(TIMEOUT_S + 20)
+        thread.join(TIMEOUT_S + 60)
         require("at" in out, "the wake-up did not come back")
         took = out["at"] - begin
         require(isinstance(out["error"], HttpError), f"the KV cache woke beside a hold after {took:.1f} s")
@@ -185,7 +185,7 @@ def check_deadline_names_the_holder_and_refuses(lab):
         lab.store.gate.acknowledge()
     lab.client.wake_kv()
     lab.expect_routes([lab.one([5, 6, 7], 6)], which=0)
-    eventually(lambda: lab.number("barrier_timeouts") >= 1, 2, "barrier_timeouts_total")
+    eventually(lambda: lab.number("barrier_timeouts") >= 1, 20, "barrier_timeouts_total")
 
 
 @proves("S4.10")
@@ -213,7 +213,7 @@ def check_update_that_one_rank_rejects(lab):
         pass
     require(gate_state(lab) != "open", "the gate is open after a rejected update")
     require(lab.client.weight_version() == label, "the label moved")
-    eventually(lambda: not lab.client.is_paused(), 10, "Moor's own pause outlives the update that failed")
+    eventually(lambda: not lab.client.is_paused(), 60, "Moor's own pause outlives the update that failed")
     impatient = type(lab.client)(lab.client.port, timeout=1.5)
     try:
         impatient.complete([5, 6, 7], 4, lab.label())

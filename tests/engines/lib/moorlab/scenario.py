@@ -226,6 +226,32 @@ class Lab:
         more.setdefault("ignore_eos", True)
         return self.client.complete(prompt, max_tokens, self.label(), **more)
 
+    def recording(self, record_id):
+        """It has a record, which is not sealed: the request is neither before its first row nor at its end."""
+        import moor
+
+        try:
+            self.store.open(record_id, 0.0).release()
+        except moor.Timeout:
+            return True
+        except moor.NotFound:
+            pass
+        return False
+
+    def frozen(self, freeze, thaw, tokens=300, ends=False):
+        """A Load of one request that `freeze` has stopped in the middle: it has rows, and more are to come. One that was at its end before this
+        process came to stop it is let go by `thaw`, and another one is sent. ends: what was stopped ends; who asks must look at its answer."""
+        for _ in range(20):
+            label, rows = self.label(), self.number("rows_total")
+            flying = load.Load(self.client, [load.Job([5, 6, 7, 8], tokens, label, more=dict(ignore_eos=True))], 1).start()
+            eventually(lambda: self.number("rows_total") > rows + 8, 60, "the request runs")
+            freeze()
+            if ends or self.recording(self.client.record_id(label)):
+                return flying
+            thaw()
+            flying.finish()
+        raise Failure("twenty requests were at their end before they could be stopped")
+
     def update_under_load(self, which, label, jobs, started=4, threads=16):
         """Weights `which` while `jobs` are on their way, more than are wanted: none starts any more once some were done after the update.
         Returns those that were done; none was lost."""
