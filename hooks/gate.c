@@ -132,7 +132,6 @@ static int claim(moor_process *process, int enforce, uint32_t records, moor_hash
     if (!enforce)
         return 0;
     atomic_store(&state->gate.cells_wanted, 1);
-    atomic_thread_fence(memory_order_seq_cst);
     return moor_ticket_claim(state, process->slot, records, hash, index, ticket);
 }
 

@@ -24,7 +24,8 @@ int moor_ticket_claim(moor_state *state, uint32_t slot, uint32_t records, moor_h
 {
     for (uint32_t probe = 0; probe < MOOR_TICKET_WINDOW; probe++) {
         uint32_t at = cell_of(hash.lo, probe);
-        uint64_t old = atomic_load_explicit(&state->tickets[at].word, memory_order_relaxed);
+        /* seq_cst: a second look comes after gate.cells_wanted, in one order with who frees a cell and looks there. */
+        uint64_t old = atomic_load(&state->tickets[at].word);
         if (old & MOOR_TICKET_FLAGS)
             continue;
         uint32_t serial = moor_ticket_serial(old) + 1;

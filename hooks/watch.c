@@ -165,8 +165,8 @@ static moor_status add(moor_process *process, watch *w)
     if (!status) {
         w->next = watcher.first;
         watcher.first = w;
-        look(w,
-             atomic_load(&process->state->gate.settled)); /* the thread may sleep, and there may be an answer already */
+        /* The thread may sleep, and there may be an answer already. */
+        look(w, atomic_load(&process->state->gate.settled));
     }
     pthread_mutex_unlock(&watcher.mutex);
     return status;

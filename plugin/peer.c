@@ -235,6 +235,13 @@ static moor_status queue_views(moor_peer *peer, const moor_wire_header *request,
 
 /* ---- opens ------------------------------------------------------------------------------------------------------ */
 
+/* "Not yet" is no refusal: another store may have it, and a caller that does not wait asks again. */
+static moor_status refuse_open(moor_peer *peer, const moor_wire_header *request, moor_status status)
+{
+    moor_count_add(peer->home->store->process, MOOR_C_OPEN_ERRORS, 1);
+    return queue_error(peer, request, status);
+}
+
 /* Tries once. MOOR_E_TIMEOUT or MOOR_E_NOT_FOUND: nothing was queued, waiting may help; MOOR_E_NOMEM: nothing was queued. */
 static moor_status try_open(moor_peer *peer, const moor_wire_header *request, const moor_wire_open *open,
                             const char *id)
@@ -260,7 +267,7 @@ static moor_status try_open(moor_peer *peer, const moor_wire_header *request, co
     }
     if (status == MOOR_E_TIMEOUT || status == MOOR_E_NOT_FOUND)
         return status;
-    return queue_error(peer, request, status);
+    return refuse_open(peer, request, status);
 }
 
 static moor_status add_waiting(moor_peer *peer, const moor_wire_header *request, const moor_wire_open *open,
@@ -268,11 +275,11 @@ static moor_status add_waiting(moor_peer *peer, const moor_wire_header *request,
 {
     struct waiting *waiting;
     if (peer->n_waiting >= MOOR_PEER_MAX_WAITING)
-        return queue_status(peer, request,
-                            moor_fail(MOOR_E_FULL, "%d opens of this connection wait already", MOOR_PEER_MAX_WAITING));
+        return refuse_open(peer, request,
+                           moor_fail(MOOR_E_FULL, "%d opens of this connection wait already", MOOR_PEER_MAX_WAITING));
     waiting = moor_heap_raw(sizeof(*waiting) + open->id_len);
     if (!waiting)
-        return queue_status(peer, request, moor_fail(MOOR_E_NOMEM, "no memory for an open that waits"));
+        return refuse_open(peer, request, moor_fail(MOOR_E_NOMEM, "no memory for an open that waits"));
     waiting->next = NULL;
     waiting->looked = 0;
     waiting->deadline_ns = open->timeout_ns > UINT64_MAX - now_ns ? UINT64_MAX : now_ns + open->timeout_ns;

@@ -64,9 +64,12 @@ static void S4_1_it_tells_when_the_gate_opens(void **state)
 static void S4_1_it_tells_at_once_what_has_happened(void **state)
 {
     (void)state;
+    int first = watched(MOOR_GATE_FOR_REOPEN);
+    assert_true(told(first, LONG_MS)); /* the thread has looked, and sleeps */
     int fd = watched(MOOR_GATE_FOR_ENTER);
     assert_true(told(fd, 0));
     moor_gate_unwatch(fd);
+    moor_gate_unwatch(first);
 }
 
 static void S4_1_it_tells_when_a_cell_is_free(void **state)

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "allocator/heap.h"
+#include "hooks/process.h"
 #include "plugin/peer.h"
 #include "plugin/process.h"
 
@@ -133,6 +134,7 @@ static void deadlines_are_kept_each(void **state)
     assert_int_equal(reply(2), MOOR_E_NOT_FOUND);
     assert_int_equal(moor_peer_waiting(peer), 1);
     assert_int_equal(moor_peer_next_deadline(peer), UINT64_MAX);
+    assert_int_equal(process->state->counters[MOOR_C_OPEN_ERRORS], 0); /* "not yet" is no refusal */
 }
 
 static void waiting_opens_are_bounded(void **state)
@@ -146,6 +148,7 @@ static void waiting_opens_are_bounded(void **state)
     assert_int_equal(send_open(9, 'x', 1000), MOOR_OK);
     assert_int_equal(reply(9), MOOR_E_FULL);
     assert_int_equal(moor_peer_waiting(peer), MOOR_PEER_MAX_WAITING);
+    assert_int_equal(process->state->counters[MOOR_C_OPEN_ERRORS], 1);
 }
 
 static void a_second_greeting_ends_the_connection(void **state)
