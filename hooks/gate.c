@@ -11,6 +11,10 @@
 #define SEQ_ONE ((uint64_t)1 << 8)
 #define POISONED ((uint64_t)1 << 4)
 #define STATE(word) ((uint32_t)((word)&0xF))
+#define FLAGS(flags) ((uint64_t)(flags) << 5)
+#define FLAGS_OF(word) ((uint32_t)((word) >> 5) & 7)
+#define KEPT FLAGS(MOOR_GATE_KEPT)
+#define OWN FLAGS(MOOR_GATE_OWN)
 
 /* Longest sleep without a look at the word: a process may die between moving it and waking. */
 #define SLICE_NS 250000000u
@@ -316,6 +320,15 @@ moor_status moor_gate_fewer(moor_process *process, const moor_ticket *ticket, ui
 
 /* ---- transitions ----------------------------------------------------------------------------------------------- */
 
+static void just_sealed(const moor_member *member)
+{
+    moor_state_gate *gate = &member->state->gate;
+    atomic_store(&gate->sealed_at_ns, moor_now_ns());
+    atomic_store(&gate->epoch_at_seal, atomic_load(&gate->epoch));
+    atomic_store(&gate->sealed_by, member->slot < MOOR_MAX_PROCESSES ? member->slot + 1 : 0);
+    atomic_fetch_add(&gate->seals, 1);
+}
+
 static moor_status seal(const moor_member *member)
 {
     moor_state_gate *gate = &member->state->gate;
@@ -328,11 +341,24 @@ static moor_status seal(const moor_member *member)
             return MOOR_OK;
         }
     } while (!atomic_compare_exchange_weak(&gate->word, &word, word + SEQ_ONE + MOOR_GATE_SEALED - MOOR_GATE_OPEN));
-    atomic_store(&gate->sealed_at_ns, moor_now_ns());
-    atomic_store(&gate->epoch_at_seal, atomic_load(&gate->epoch));
-    atomic_store(&gate->sealed_by, member->slot < MOOR_MAX_PROCESSES ? member->slot + 1 : 0);
-    atomic_fetch_add(&gate->seals, 1);
+    just_sealed(member);
     return MOOR_OK;
+}
+
+static void close_gate(const moor_member *member, uint32_t flags, int *was_open)
+{
+    moor_state_gate *gate = &member->state->gate;
+    uint64_t word = atomic_load(&gate->word), next;
+    do {
+        *was_open = STATE(word) == MOOR_GATE_OPEN;
+        next = ((word & ~OWN) | FLAGS(flags & (MOOR_GATE_KEPT | MOOR_GATE_OWN))) + SEQ_ONE;
+        if (*was_open)
+            next += MOOR_GATE_SEALED - MOOR_GATE_OPEN;
+    } while (!atomic_compare_exchange_weak(&gate->word, &word, next));
+    if (*was_open)
+        just_sealed(member);
+    else if (flags & MOOR_GATE_KEPT)
+        moor_futex_raise(&gate->settled); /* a drain need not go on */
 }
 
 /* How long a drain may last. `late`: it has lasted that long already, and this is its last look. */
@@ -358,6 +384,8 @@ static moor_status fail_drain(moor_state *state, drain_limit limit)
 static moor_status drain_look(moor_state *state, uint64_t *seq, uint32_t *cell)
 {
     uint64_t word = atomic_load(&state->gate.word);
+    if (word & KEPT)
+        return MOOR_OK; /* they stand still, and no drain would ever end (S4.8) */
     if (word & POISONED)
         return fail_poisoned(state, "drain");
     if (STATE(word) == MOOR_GATE_OPEN)
@@ -436,7 +464,7 @@ static moor_status install(const moor_member *member, const char *label, int kee
         return fail_poisoned(state, "install");
     if (member->gate_mode == MOOR_MODE_ENFORCE && STATE(word) == MOOR_GATE_OPEN)
         return moor_fail(MOOR_E_STATE, "install: the gate is open; seal it first");
-    if (member->gate_mode == MOOR_MODE_ENFORCE && STATE(word) == MOOR_GATE_SEALED && !keep_in_flight)
+    if (member->gate_mode == MOOR_MODE_ENFORCE && STATE(word) == MOOR_GATE_SEALED && !keep_in_flight && !(word & KEPT))
         return moor_fail(MOOR_E_STATE, "install: the gate is sealed, not drained, with %u requests in flight",
                          moor_ticket_count(state));
     uint64_t now = moor_weights_install(state, label);
@@ -482,7 +510,8 @@ static moor_status reopen(const moor_member *member, double timeout)
             moor_log(MOOR_LOG_INFO, "gate reopen: the gate is open already; nothing done");
             return MOOR_OK;
         }
-    } while (!atomic_compare_exchange_weak(&gate->word, &word, word + SEQ_ONE - STATE(word) + MOOR_GATE_OPEN));
+    } while (!atomic_compare_exchange_weak(&gate->word, &word,
+                                           ((word & ~(KEPT | OWN)) + SEQ_ONE - STATE(word)) + MOOR_GATE_OPEN));
     moor_futex_raise(&gate->opened);
     moor_futex_raise(&gate->settled); /* a drain that still waits learns it now */
     atomic_fetch_add(&gate->reopens, 1);
@@ -500,6 +529,8 @@ int moor_gate_answers(const moor_member *member, uint32_t call, uint64_t *seq, u
         return 1;
     if (call == MOOR_GATE_FOR_REOPEN)
         return !moor_weights_sessions(state, NULL, 0);
+    if (word & KEPT)
+        return 1;
     if (word != *seq) {
         *seq = word;
         *cell = 0;
@@ -518,6 +549,7 @@ moor_status moor_gate_read(const moor_member *member, moor_gate_status *out)
     moor_gate_status full = MOOR_GATE_STATUS_INIT;
     full.state = STATE(word);
     full.poisoned = (word & POISONED) != 0;
+    full.flags = FLAGS_OF(word);
     full.epoch = atomic_load(&gate->epoch);
     full.in_flight = moor_ticket_count(state);
     for (uint32_t slot = 0; slot < MOOR_MAX_PROCESSES; slot++) {
@@ -549,6 +581,36 @@ moor_status moor_gate_seal(moor_process *process)
         return status;
     moor_member member = moor_member_of(process);
     return seal(&member);
+}
+
+moor_status moor_gate_close(moor_process *process, uint32_t flags, int *was_open)
+{
+    int open = 0;
+    moor_status status = moor_process_check(process, "gate_close");
+    if (status)
+        return status;
+    moor_member member = moor_member_of(process);
+    if (member.gate_mode != MOOR_MODE_OFF)
+        close_gate(&member, flags, &open);
+    if (was_open)
+        *was_open = open;
+    return MOOR_OK;
+}
+
+moor_status moor_gate_note(moor_process *process, uint32_t set, uint32_t clear)
+{
+    moor_status status = moor_process_check(process, "gate_note");
+    if (status)
+        return status;
+    uint64_t word = atomic_load(&process->state->gate.word), next;
+    do {
+        next = (word & ~FLAGS(clear & 7)) | FLAGS(set & 7);
+        if (next == word)
+            return MOOR_OK;
+    } while (!atomic_compare_exchange_weak(&process->state->gate.word, &word, next + SEQ_ONE));
+    if (set & MOOR_GATE_KEPT)
+        moor_futex_raise(&process->state->gate.settled);
+    return MOOR_OK;
 }
 
 moor_status moor_gate_drain(moor_process *process, double timeout)

@@ -3,7 +3,7 @@
 import sys
 import unittest
 
-from adapter_case import STARTED, Adapter, Joining
+from adapter_case import SECOND, STARTED, Adapter, Joining
 
 FRONT = """
     from types import SimpleNamespace as Namespace
@@ -122,7 +122,7 @@ START = STARTED + """
         finish = await begun()
         await outcome(manager.update_weights_from_disk(obj))
         await finish()
-    """
+    """ + SECOND
 
 
 class Updates(Adapter):
@@ -171,6 +171,29 @@ class Updates(Adapter):
             manager.says = (True, "ok")
             tell((await manager.end_weight_update(obj))[1])
             """), ["ok - drained", "ok - drained", "one is open - drained", "ok - open"])
+
+    def test_a_session_over_several_workers(self):
+        """SEMANTICS 4.11: each of its calls comes to whoever accepts it."""
+        self.assertEqual(self.main("""
+            with Second() as second:
+                tell((await manager.begin_weight_update(obj))[1])
+                tell(second("manager.update_weights_from_disk(obj)"))
+                print(gate.status()["label"] or "none yet")
+                tell(second("manager.end_weight_update(obj)"))
+                tell((await manager.update_weights_from_disk(obj))[1])
+                print(gate.status()["label"])
+            """), ["ok - drained", "(True, 'ok') - drained", "none yet", "(True, 'ok') - open", "ok - open", "7"])
+
+    def test_a_pause_that_came_over_another_worker(self):
+        """SEMANTICS 4.8: it keeps the request, and the update over this worker does not wait for it."""
+        self.assertEqual(self.main("""
+            with Second() as second:
+                finish = await begun()
+                tell(second("manager.pause_generation(obj)"))
+                tell((await manager.update_weights_from_disk(obj))[1])
+                tell(await manager.continue_generation(obj))
+                await finish()
+            """), ["None - sealed", "ok - sealed", "None - open"])
 
     def test_a_pause_of_the_callers_is_the_callers(self):
         """Also after an update that Moor closed the gate for, and that came to nothing."""
