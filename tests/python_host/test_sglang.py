@@ -62,11 +62,22 @@ SCHEDULER = """
             pass
 
     class Scheduler:
+        def send_abort_output(self, abort_req, req):
+            pass
+
+        def _release_aborted_request(self, req):
+            pass
+
         def __init__(self, is_generation):
             self.is_generation = is_generation
             self.tp_worker = Namespace(model_runner=Namespace(model=Model()))
             self.model_config = Namespace(hf_text_config=Namespace(
                 num_experts=8, num_experts_per_tok=2, num_hidden_layers=2))
+    """
+STREAMER = """
+    class SchedulerOutputStreamer:
+        def stream_output(self, reqs, return_logprob, skip_req=None):
+            pass
     """
 UPDATER = """
     import sys
@@ -343,6 +354,54 @@ class Ranks(Adapter):
                 print(other.communicate()[0].strip())
             """, '{"record": {"enabled": false}, "barrier": {"mode": "enforce", "timeout_s": 10}}'),
                          ["resumed", "resumed"])
+
+
+class Ends(Adapter):
+    package = "sglang"
+    modules = {"srt/managers/tokenizer_manager.py": FRONT, "srt/managers/scheduler.py": SCHEDULER,
+               "srt/managers/scheduler_components/output_streamer.py": STREAMER}
+    start = START
+
+    def test_a_request_whose_routes_are_not_collected(self):
+        """SEMANTICS 1.22, 4.2: a retraction aborts it, its sampled token may not be committed, it is rejected: its client is told, and its
+        ticket settles; once, whatever is told of it again."""
+        self.assertEqual(self.program("""
+            import time
+            from sglang.srt.managers.scheduler import Scheduler
+            from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+
+            class FINISH_ABORT:
+                pass
+
+            scheduler, streamer = Scheduler(True), SchedulerOutputStreamer()
+
+            def request(reason=None):
+                return Namespace(rid="a", origin_input_ids=[1, 2, 3], output_ids=[4, 5], finished_reason=reason)
+
+            def left(n):
+                end = time.monotonic() + 20
+                while gate.status()["in_flight"] > n and time.monotonic() < end:
+                    time.sleep(0.01)
+                return gate.status()["in_flight"]
+
+            async def main():
+                runs, aborted, rejected = request(), request(), request(FINISH_ABORT())
+                streamer.stream_output([runs], False)
+                await (await begun())()
+                await (await begun())()
+                print(left(2), end=" ")
+                scheduler.send_abort_output(None, aborted)
+                print(left(1), end=" ")
+                for _ in range(2):
+                    scheduler._release_aborted_request(aborted)
+                    scheduler.send_abort_output(None, aborted)
+                    streamer.stream_output([runs], False)
+                time.sleep(1)  # they would be heard within it
+                print(left(1), end=" ")
+                streamer.stream_output([runs, rejected], False)
+                print(left(0))
+            asyncio.run(main())
+            """, "{}"), ["2 1 1 0"])
 
 
 class Off(Adapter):
