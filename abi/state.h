@@ -81,6 +81,7 @@ typedef struct moor_state_gate {
     _Atomic uint64_t poisons; /* poisonings ever; the last four reasons are kept */
     struct {
         _Atomic uint64_t number; /* 0 while being written, else which poisoning this is, from 1 */
+        _Atomic uint64_t at_ns;
         MOOR_SHARED_TEXT(text, 192);
     } poison[4];
     struct {

@@ -63,6 +63,7 @@ void moor_gate_set_poison(moor_state *state, const char *reason)
     uint64_t number = atomic_fetch_add(&gate->poisons, 1) + 1;
     size_t place = number % MOOR_TEXT_WORDS(gate->poison);
     atomic_store(&gate->poison[place].number, 0);
+    atomic_store(&gate->poison[place].at_ns, moor_now_ns());
     MOOR_TEXT_PUT(gate->poison[place].text, reason, strlen(reason));
     atomic_store(&gate->poison[place].number, number);
 
@@ -73,28 +74,43 @@ void moor_gate_set_poison(moor_state *state, const char *reason)
     moor_log(MOOR_LOG_ERROR, "gate poisoned: %s", reason);
 }
 
-/* The newest reason that can be read. */
-static void poison_reason(moor_state *state, char *out, size_t size)
+/* The newest reason that can be read; when it was, or 0. */
+static uint64_t poison_reason(moor_state *state, char *out, size_t size)
 {
     moor_state_gate *gate = &state->gate;
-    uint64_t newest = 0;
+    uint64_t newest = 0, at_ns = 0;
     snprintf(out, size, "reason lost: the process that poisoned the gate died while it wrote");
     for (size_t i = 0; i < MOOR_TEXT_WORDS(gate->poison); i++) {
         char text[192];
-        uint64_t number = atomic_load(&gate->poison[i].number);
+        uint64_t number = atomic_load(&gate->poison[i].number), at = atomic_load(&gate->poison[i].at_ns);
         MOOR_TEXT_GET(gate->poison[i].text, text, sizeof(text));
         if (number > newest && atomic_load(&gate->poison[i].number) == number) {
             newest = number;
+            at_ns = at;
             snprintf(out, size, "%s", text);
         }
     }
+    return at_ns;
+}
+
+/* Who reads it may never have heard of Moor: what happened, when, and each way out. */
+static void tell_poison(moor_state *state, char *out, size_t size)
+{
+    char reason[192];
+    uint64_t at_ns = poison_reason(state, reason, sizeof(reason));
+    snprintf(out, size,
+             "poisoned %.0f s ago: %s. Whoever has seen to the cause acknowledges it, with `moor gate acknowledge "
+             "%.63s` or, "
+             "in Python, moor.attach(\"%.63s\").gate.acknowledge(); then a whole new update or the engine's resume "
+             "opens the gate",
+             (double)since(at_ns, moor_now_ns()) / 1e9, reason, state->instance, state->instance);
 }
 
 static moor_status fail_poisoned(moor_state *state, const char *what)
 {
-    char reason[192];
-    poison_reason(state, reason, sizeof(reason));
-    return moor_fail(MOOR_E_POISONED, "%s: the gate is poisoned (%s); acknowledge it first", what, reason);
+    char text[640];
+    tell_poison(state, text, sizeof(text));
+    return moor_fail(MOOR_E_POISONED, "%s: the gate is %s", what, text);
 }
 
 static moor_status acknowledge(const moor_member *member)
@@ -170,28 +186,33 @@ static moor_status try_enter(moor_process *process, int enforce, moor_hash128 ha
     return MOOR_OK;
 }
 
-static moor_status fail_sealed(moor_state *state, const char *id, uint32_t id_len)
+static moor_status fail_sealed(moor_process *process, const char *id, uint32_t id_len)
 {
+    moor_state *state = process->state;
+    moor_member member = moor_member_of(process);
     uint64_t word = atomic_load(&state->gate.word);
     uint32_t by = atomic_load(&state->gate.sealed_by);
-    char reason[192] = "", who[48] = "a consumer";
+    char poison[640] = "", who[128] = "a consumer";
     if (word & POISONED)
-        poison_reason(state, reason, sizeof(reason));
+        tell_poison(state, poison, sizeof(poison));
     if (by)
-        snprintf(who, sizeof(who), "process %u", state->processes[by - 1].pid);
+        snprintf(who, sizeof(who), "process %u%s", state->processes[by - 1].pid,
+                 moor_member_alive(&member, by - 1)
+                     ? ""
+                     : ", which is gone: the engine's resume or the next update opens it");
     return moor_fail(MOOR_E_TIMEOUT, "request %.*s: the gate is %s since %.3f s (by %s)%s%s", (int)id_len, id,
                      state_name(STATE(word)),
                      (double)since(atomic_load(&state->gate.sealed_at_ns), moor_now_ns()) / 1e9, who,
-                     *reason ? ", poisoned: " : "", reason);
+                     *poison ? "; it is " : "", poison);
 }
 
 /* What the caller is told of a request that was not admitted. */
-static moor_status refused(moor_state *state, moor_status status, const char *id, uint32_t id_len)
+static moor_status refused(moor_process *process, moor_status status, const char *id, uint32_t id_len)
 {
     if (status == MOOR_E_STATE)
-        return fail_sealed(state, id, id_len);
+        return fail_sealed(process, id, id_len);
     return moor_fail(MOOR_E_FULL, "request %.*s: no ticket cell is free, %u requests are in flight", (int)id_len, id,
-                     moor_ticket_count(state));
+                     moor_ticket_count(process->state));
 }
 
 static moor_status enter_waiting(moor_process *process, moor_hash128 hash, const char *id, uint32_t id_len,
@@ -213,7 +234,7 @@ static moor_status enter_waiting(moor_process *process, moor_hash128 hash, const
             moor_futex_wait(&state->gate.opened, opened, min_ns(deadline, now + SLICE_NS));
     }
     atomic_fetch_sub(&state->processes[process->slot].waiting, 1);
-    return status ? refused(state, status, id, id_len) : MOOR_OK;
+    return status ? refused(process, status, id, id_len) : MOOR_OK;
 }
 
 static moor_status enter(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout,
@@ -239,7 +260,7 @@ static moor_status enter(moor_process *process, const char *id, uint32_t id_len,
         count(process->state, MOOR_C_GATE_FULL, 1);
     if (status && enforce && timeout > 0)
         return enter_waiting(process, hash, id, id_len, records, timeout, out);
-    return status ? refused(process->state, status, id, id_len) : MOOR_OK;
+    return status ? refused(process, status, id, id_len) : MOOR_OK;
 }
 
 moor_status moor_gate_enter(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout,
@@ -483,9 +504,9 @@ static moor_status await_sessions(const moor_member *member, double timeout)
     for (;;) {
         uint32_t seen = atomic_load(&state->gate.settled);
         uint64_t now = moor_now_ns();
+        moor_weights_close_dead(member); /* before the look: who looks once, too, learns that it ended badly */
         if (!moor_weights_sessions(state, who, sizeof(who)))
             return MOOR_OK;
-        moor_weights_close_dead(member);
         if (now >= deadline)
             return moor_fail(MOOR_E_TIMEOUT, "reopen: a weight update is still open in process %s", who);
         moor_futex_wait(&state->gate.settled, seen, min_ns(deadline, now + SLICE_NS));

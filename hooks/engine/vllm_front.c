@@ -8,6 +8,8 @@
 
 int moor_vllm_front_init(moor_jp_call *call)
 {
+    moor_runtime_get()->acknowledge_route =
+        "POST /collective_rpc {\"method\": \"" MOOR_VLLM_ACKNOWLEDGE "\"}, where the server has its development routes";
     return moor_vllm_join(MOOR_ROLE_FRONTEND, moor_jp_param(call, 0)) < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
 }
 

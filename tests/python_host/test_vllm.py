@@ -283,6 +283,56 @@ class Updates(Front):
         self.assertIn("one is open", finished)
 
 
+CORE = """
+    class EngineCore:
+        def __init__(self, vllm_config):
+            pass
+
+        def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+            return [f"{method} in the workers"]
+    """
+
+
+class Poisoned(Front):
+    """SEMANTICS 4.4: a trainer that knows only the engine learns from its error what happened, and each way out."""
+    modules = {"v1/engine/async_llm.py": FRONT, "v1/engine/core.py": CORE}
+
+    def test_a_trainer_that_died_inside_an_update(self):
+        died, ways, answers, again, after = self.main("""
+            from vllm.v1.engine.core import EngineCore
+            core = EngineCore(vllm_config=config)
+            with Second() as second:
+                await llm.pause_generation(mode="wait")
+                second("llm.start_weight_update()")
+                second.kill()
+            told = await outcome(llm.resume_generation())
+            print("ended inside it" in told, "s ago" in told)
+            print(*(way in told for way in ("moor gate acknowledge default", 'moor.attach("default").gate.acknowledge()',
+                                            'POST /collective_rpc {"method": "moor_gate_acknowledge"}')))
+            print("ended inside it" in core.collective_rpc("moor_gate_acknowledge")[0],
+                  core.collective_rpc("moor_gate_acknowledge"), core.collective_rpc("check_health"))
+            print(await outcome(llm.start_weight_update()), await outcome(llm.finish_weight_update("8")))
+            tell(await outcome(llm.resume_generation()))
+            """)
+        self.assertEqual([died, ways], ["True True", "True True True"])
+        self.assertEqual(answers, "True [] ['check_health in the workers']")
+        self.assertEqual([again, after], ["ok ok", "ok - open"])
+
+    def test_a_request_that_waits_for_one_that_is_gone(self):
+        """SEMANTICS 4.11: the front end that closed the gate died before its update began."""
+        told, = self.program("""
+            async def main():
+                with Second() as second:
+                    finish = await begun("a")
+                    second("llm.start_weight_update()")
+                    second.kill()
+                print(await outcome(begun("b")))
+                await finish()
+            asyncio.run(main())
+            """, ENFORCE[:-1] + ', "weights": {"timeout_s": 0.1}}')
+        self.assertRegex(told, "request b.*sealed.*which is gone: the engine's resume or the next update opens it")
+
+
 class Ranks(Adapter):
     package = "vllm"
     modules = {"v1/worker/gpu_model_runner.py": RUNNER}

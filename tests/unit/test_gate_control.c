@@ -140,6 +140,26 @@ static void S4_3_drain_ends_when_the_last_one_settles(void **state)
 }
 
 /* SEMANTICS 4.4 */
+/* Who gets it may know only the engine. */
+static void S4_4_the_error_says_what_happened_and_the_ways_out(void **state)
+{
+    (void)state;
+    static const char *const words[] = {"process 77 ended inside it", "moor gate acknowledge unit",
+                                        "moor.attach(\"unit\").gate.acknowledge()", "poisoned 0 s ago"};
+    moor_ticket ticket = {0};
+    snprintf(process->state->instance, sizeof(process->state->instance), "unit");
+    assert_ok(moor_gate_seal(process));
+    assert_ok(moor_gate_poison(process, "weight update failed: process 77 ended inside it"));
+    assert_int_equal(moor_gate_reopen(process, 0), MOOR_E_POISONED);
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        assert_non_null(strstr(moor_last_error(), words[i]));
+    assert_int_equal(enter("waits", 0, 0, &ticket), MOOR_E_TIMEOUT);
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        assert_non_null(strstr(moor_last_error(), words[i]));
+    assert_ok(moor_gate_acknowledge(process));
+    assert_ok(moor_gate_reopen(process, 0));
+}
+
 static void S4_4_unknown_outcome_poisons_until_acknowledged(void **state)
 {
     (void)state;
@@ -410,6 +430,7 @@ int main(void)
         ENFORCED(S4_8_a_kept_gate_is_drained_at_once_for_everybody),
         ENFORCED(S4_8_keeping_ends_a_drain),
         ENFORCED(S4_3_drain_ends_when_the_last_one_settles),
+        ENFORCED(S4_4_the_error_says_what_happened_and_the_ways_out),
         ENFORCED(S4_4_unknown_outcome_poisons_until_acknowledged),
         ENFORCED(S4_4_poison_wakes_a_drain),
         ENFORCED(S4_5_install_only_when_drained_or_kept),
