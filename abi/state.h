@@ -67,8 +67,9 @@ typedef struct moor_state_ticket {
 enum { MOOR_TICKET_BUSY = 1, MOOR_TICKET_READY = 2, MOOR_TICKET_ENDED = 4 };
 
 typedef struct moor_state_gate {
-    _Alignas(64) _Atomic uint64_t word; /* seq << 8 | poisoned << 4 | MOOR_GATE_*; every transition raises seq */
-    _Atomic uint64_t epoch;             /* of the weights; starts at 1 */
+    _Alignas(
+        64) _Atomic uint64_t word; /* seq << 8 | flags << 5 | poisoned << 4 | MOOR_GATE_*; every change raises seq */
+    _Atomic uint64_t epoch;        /* of the weights; starts at 1 */
     _Atomic uint32_t cells_wanted; /* 1: a request found no ticket cell; whoever frees one takes it back and wakes */
     _Atomic uint32_t full_told;    /* 1: the log has said that the table was full */
     _Alignas(64) _Atomic uint32_t opened; /* futex of requests that wait: raised by reopen */
@@ -80,6 +81,7 @@ typedef struct moor_state_gate {
     _Atomic uint64_t poisons; /* poisonings ever; the last four reasons are kept */
     struct {
         _Atomic uint64_t number; /* 0 while being written, else which poisoning this is, from 1 */
+        _Atomic uint64_t at_ns;
         MOOR_SHARED_TEXT(text, 192);
     } poison[4];
     struct {

@@ -12,6 +12,10 @@
 #define SEQ_ONE ((uint64_t)1 << 8)
 #define POISONED ((uint64_t)1 << 4)
 #define STATE(word) ((uint32_t)((word)&0xF))
+#define FLAGS(flags) ((uint64_t)(flags) << 5)
+#define FLAGS_OF(word) ((uint32_t)((word) >> 5) & 7)
+#define KEPT FLAGS(MOOR_GATE_KEPT)
+#define OWN FLAGS(MOOR_GATE_OWN)
 
 /* Longest sleep without a look at the word: a process may die between moving it and waking. */
 #define SLICE_NS 250000000u
@@ -60,6 +64,7 @@ void moor_gate_set_poison(moor_state *state, const char *reason)
     uint64_t number = atomic_fetch_add(&gate->poisons, 1) + 1;
     size_t place = number % MOOR_TEXT_WORDS(gate->poison);
     atomic_store(&gate->poison[place].number, 0);
+    atomic_store(&gate->poison[place].at_ns, moor_now_ns());
     MOOR_TEXT_PUT(gate->poison[place].text, reason, strlen(reason));
     atomic_store(&gate->poison[place].number, number);
 
@@ -70,28 +75,43 @@ void moor_gate_set_poison(moor_state *state, const char *reason)
     moor_log(MOOR_LOG_ERROR, "gate poisoned: %s", reason);
 }
 
-/* The newest reason that can be read. */
-static void poison_reason(moor_state *state, char *out, size_t size)
+/* The newest reason that can be read; when it was, or 0. */
+static uint64_t poison_reason(moor_state *state, char *out, size_t size)
 {
     moor_state_gate *gate = &state->gate;
-    uint64_t newest = 0;
+    uint64_t newest = 0, at_ns = 0;
     snprintf(out, size, "reason lost: the process that poisoned the gate died while it wrote");
     for (size_t i = 0; i < MOOR_TEXT_WORDS(gate->poison); i++) {
         char text[192];
-        uint64_t number = atomic_load(&gate->poison[i].number);
+        uint64_t number = atomic_load(&gate->poison[i].number), at = atomic_load(&gate->poison[i].at_ns);
         MOOR_TEXT_GET(gate->poison[i].text, text, sizeof(text));
         if (number > newest && atomic_load(&gate->poison[i].number) == number) {
             newest = number;
+            at_ns = at;
             snprintf(out, size, "%s", text);
         }
     }
+    return at_ns;
+}
+
+/* Who reads it may never have heard of Moor: what happened, when, and each way out. */
+static void tell_poison(moor_state *state, char *out, size_t size)
+{
+    char reason[192];
+    uint64_t at_ns = poison_reason(state, reason, sizeof(reason));
+    snprintf(out, size,
+             "poisoned %.0f s ago: %s. Whoever has seen to the cause acknowledges it, with `moor gate acknowledge "
+             "%.63s` or, "
+             "in Python, moor.attach(\"%.63s\").gate.acknowledge(); then a whole new update or the engine's resume "
+             "opens the gate",
+             (double)since(at_ns, moor_now_ns()) / 1e9, reason, state->instance, state->instance);
 }
 
 static moor_status fail_poisoned(moor_state *state, const char *what)
 {
-    char reason[192];
-    poison_reason(state, reason, sizeof(reason));
-    return moor_fail(MOOR_E_POISONED, "%s: the gate is poisoned (%s); acknowledge it first", what, reason);
+    char text[640];
+    tell_poison(state, text, sizeof(text));
+    return moor_fail(MOOR_E_POISONED, "%s: the gate is %s", what, text);
 }
 
 static moor_status acknowledge(const moor_member *member)
@@ -166,28 +186,33 @@ static moor_status try_enter(moor_process *process, int enforce, moor_hash128 ha
     return MOOR_OK;
 }
 
-static moor_status fail_sealed(moor_state *state, const char *id, uint32_t id_len)
+static moor_status fail_sealed(moor_process *process, const char *id, uint32_t id_len)
 {
+    moor_state *state = process->state;
+    moor_member member = moor_member_of(process);
     uint64_t word = atomic_load(&state->gate.word);
     uint32_t by = atomic_load(&state->gate.sealed_by);
-    char reason[192] = "", who[48] = "a consumer";
+    char poison[640] = "", who[128] = "a consumer";
     if (word & POISONED)
-        poison_reason(state, reason, sizeof(reason));
+        tell_poison(state, poison, sizeof(poison));
     if (by)
-        snprintf(who, sizeof(who), "process %u", state->processes[by - 1].pid);
+        snprintf(who, sizeof(who), "process %u%s", state->processes[by - 1].pid,
+                 moor_member_alive(&member, by - 1)
+                     ? ""
+                     : ", which is gone: the engine's resume or the next update opens it");
     return moor_fail(MOOR_E_TIMEOUT, "request %.*s: the gate is %s since %.3f s (by %s)%s%s", (int)id_len, id,
                      state_name(STATE(word)),
                      (double)since(atomic_load(&state->gate.sealed_at_ns), moor_now_ns()) / 1e9, who,
-                     *reason ? ", poisoned: " : "", reason);
+                     *poison ? "; it is " : "", poison);
 }
 
 /* What the caller is told of a request that was not admitted. */
-static moor_status refused(moor_state *state, moor_status status, const char *id, uint32_t id_len)
+static moor_status refused(moor_process *process, moor_status status, const char *id, uint32_t id_len)
 {
     if (status == MOOR_E_STATE)
-        return fail_sealed(state, id, id_len);
+        return fail_sealed(process, id, id_len);
     return moor_fail(MOOR_E_FULL, "request %.*s: no ticket cell is free, %u requests are in flight", (int)id_len, id,
-                     moor_ticket_count(state));
+                     moor_ticket_count(process->state));
 }
 
 static moor_status enter_waiting(moor_process *process, moor_hash128 hash, const char *id, uint32_t id_len,
@@ -215,7 +240,7 @@ static moor_status enter_waiting(moor_process *process, moor_hash128 hash, const
             moor_futex_wait(&state->gate.opened, opened, until);
     }
     atomic_fetch_sub(&state->processes[process->slot].waiting, 1);
-    return status && status != MOOR_E_INTERRUPTED ? refused(state, status, id, id_len) : status;
+    return status && status != MOOR_E_INTERRUPTED ? refused(process, status, id, id_len) : status;
 }
 
 static moor_status enter(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout,
@@ -241,7 +266,7 @@ static moor_status enter(moor_process *process, const char *id, uint32_t id_len,
         count(process->state, MOOR_C_GATE_FULL, 1);
     if (status && enforce && timeout > 0)
         return enter_waiting(process, hash, id, id_len, records, timeout, out);
-    return status ? refused(process->state, status, id, id_len) : MOOR_OK;
+    return status ? refused(process, status, id, id_len) : MOOR_OK;
 }
 
 moor_status moor_gate_enter(moor_process *process, const char *id, uint32_t id_len, uint32_t records, double timeout,
@@ -322,6 +347,15 @@ moor_status moor_gate_fewer(moor_process *process, const moor_ticket *ticket, ui
 
 /* ---- transitions ----------------------------------------------------------------------------------------------- */
 
+static void just_sealed(const moor_member *member)
+{
+    moor_state_gate *gate = &member->state->gate;
+    atomic_store(&gate->sealed_at_ns, moor_now_ns());
+    atomic_store(&gate->epoch_at_seal, atomic_load(&gate->epoch));
+    atomic_store(&gate->sealed_by, member->slot < MOOR_MAX_PROCESSES ? member->slot + 1 : 0);
+    atomic_fetch_add(&gate->seals, 1);
+}
+
 static moor_status seal(const moor_member *member)
 {
     moor_state_gate *gate = &member->state->gate;
@@ -334,11 +368,24 @@ static moor_status seal(const moor_member *member)
             return MOOR_OK;
         }
     } while (!atomic_compare_exchange_weak(&gate->word, &word, word + SEQ_ONE + MOOR_GATE_SEALED - MOOR_GATE_OPEN));
-    atomic_store(&gate->sealed_at_ns, moor_now_ns());
-    atomic_store(&gate->epoch_at_seal, atomic_load(&gate->epoch));
-    atomic_store(&gate->sealed_by, member->slot < MOOR_MAX_PROCESSES ? member->slot + 1 : 0);
-    atomic_fetch_add(&gate->seals, 1);
+    just_sealed(member);
     return MOOR_OK;
+}
+
+static void close_gate(const moor_member *member, uint32_t flags, int *was_open)
+{
+    moor_state_gate *gate = &member->state->gate;
+    uint64_t word = atomic_load(&gate->word), next;
+    do {
+        *was_open = STATE(word) == MOOR_GATE_OPEN;
+        next = ((word & ~OWN) | FLAGS(flags & (MOOR_GATE_KEPT | MOOR_GATE_OWN))) + SEQ_ONE;
+        if (*was_open)
+            next += MOOR_GATE_SEALED - MOOR_GATE_OPEN;
+    } while (!atomic_compare_exchange_weak(&gate->word, &word, next));
+    if (*was_open)
+        just_sealed(member);
+    else if (flags & MOOR_GATE_KEPT)
+        moor_futex_raise(&gate->settled); /* a drain need not go on */
 }
 
 /* How long a drain may last. `late`: it has lasted that long already, and this is its last look. */
@@ -372,6 +419,8 @@ static moor_status interrupted_drain(moor_state *state)
 static moor_status drain_look(moor_state *state, uint64_t *seq, uint32_t *cell)
 {
     uint64_t word = atomic_load(&state->gate.word);
+    if (word & KEPT)
+        return MOOR_OK; /* they stand still, and no drain would ever end (S4.8) */
     if (word & POISONED)
         return fail_poisoned(state, "drain");
     if (STATE(word) == MOOR_GATE_OPEN)
@@ -452,7 +501,7 @@ static moor_status install(const moor_member *member, const char *label, int kee
         return fail_poisoned(state, "install");
     if (member->gate_mode == MOOR_MODE_ENFORCE && STATE(word) == MOOR_GATE_OPEN)
         return moor_fail(MOOR_E_STATE, "install: the gate is open; seal it first");
-    if (member->gate_mode == MOOR_MODE_ENFORCE && STATE(word) == MOOR_GATE_SEALED && !keep_in_flight)
+    if (member->gate_mode == MOOR_MODE_ENFORCE && STATE(word) == MOOR_GATE_SEALED && !keep_in_flight && !(word & KEPT))
         return moor_fail(MOOR_E_STATE, "install: the gate is sealed, not drained, with %u requests in flight",
                          moor_ticket_count(state));
     uint64_t now = moor_weights_install(state, label);
@@ -471,9 +520,9 @@ static moor_status await_sessions(const moor_member *member, double timeout)
     for (;;) {
         uint32_t seen = atomic_load(&state->gate.settled);
         uint64_t now = moor_now_ns();
+        moor_weights_close_dead(member); /* before the look: who looks once, too, learns that it ended badly */
         if (!moor_weights_sessions(state, who, sizeof(who)))
             return MOOR_OK;
-        moor_weights_close_dead(member);
         if (now >= deadline)
             return moor_fail(MOOR_E_TIMEOUT, "reopen: a weight update is still open in process %s", who);
         if (moor_interrupted())
@@ -501,7 +550,8 @@ static moor_status reopen(const moor_member *member, double timeout)
             moor_log(MOOR_LOG_INFO, "gate reopen: the gate is open already; nothing done");
             return MOOR_OK;
         }
-    } while (!atomic_compare_exchange_weak(&gate->word, &word, word + SEQ_ONE - STATE(word) + MOOR_GATE_OPEN));
+    } while (!atomic_compare_exchange_weak(&gate->word, &word,
+                                           ((word & ~(KEPT | OWN)) + SEQ_ONE - STATE(word)) + MOOR_GATE_OPEN));
     moor_futex_raise(&gate->opened);
     moor_futex_raise(&gate->settled); /* a drain that still waits learns it now */
     atomic_fetch_add(&gate->reopens, 1);
@@ -519,6 +569,8 @@ int moor_gate_answers(const moor_member *member, uint32_t call, uint64_t *seq, u
         return 1;
     if (call == MOOR_GATE_FOR_REOPEN)
         return !moor_weights_sessions(state, NULL, 0);
+    if (word & KEPT)
+        return 1;
     if (word != *seq) {
         *seq = word;
         *cell = 0;
@@ -537,6 +589,7 @@ moor_status moor_gate_read(const moor_member *member, moor_gate_status *out)
     moor_gate_status full = MOOR_GATE_STATUS_INIT;
     full.state = STATE(word);
     full.poisoned = (word & POISONED) != 0;
+    full.flags = FLAGS_OF(word);
     full.epoch = atomic_load(&gate->epoch);
     full.in_flight = moor_ticket_count(state);
     for (uint32_t slot = 0; slot < MOOR_MAX_PROCESSES; slot++) {
@@ -568,6 +621,36 @@ moor_status moor_gate_seal(moor_process *process)
         return status;
     moor_member member = moor_member_of(process);
     return seal(&member);
+}
+
+moor_status moor_gate_close(moor_process *process, uint32_t flags, int *was_open)
+{
+    int open = 0;
+    moor_status status = moor_process_check(process, "gate_close");
+    if (status)
+        return status;
+    moor_member member = moor_member_of(process);
+    if (member.gate_mode != MOOR_MODE_OFF)
+        close_gate(&member, flags, &open);
+    if (was_open)
+        *was_open = open;
+    return MOOR_OK;
+}
+
+moor_status moor_gate_note(moor_process *process, uint32_t set, uint32_t clear)
+{
+    moor_status status = moor_process_check(process, "gate_note");
+    if (status)
+        return status;
+    uint64_t word = atomic_load(&process->state->gate.word), next;
+    do {
+        next = (word & ~FLAGS(clear & 7)) | FLAGS(set & 7);
+        if (next == word)
+            return MOOR_OK;
+    } while (!atomic_compare_exchange_weak(&process->state->gate.word, &word, next + SEQ_ONE));
+    if (set & MOOR_GATE_KEPT)
+        moor_futex_raise(&process->state->gate.settled);
+    return MOOR_OK;
 }
 
 moor_status moor_gate_drain(moor_process *process, double timeout)

@@ -34,6 +34,8 @@ moor_status moor_gate_waiting(moor_process *process, int delta);
 moor_status moor_gate_leave(moor_process *process, moor_ticket *ticket, uint32_t outcome, moor_receipt *receipt);
 moor_status moor_gate_fewer(moor_process *process, const moor_ticket *ticket, uint32_t n);
 moor_status moor_gate_seal(moor_process *process);
+moor_status moor_gate_close(moor_process *process, uint32_t flags, int *was_open);
+moor_status moor_gate_note(moor_process *process, uint32_t set, uint32_t clear);
 moor_status moor_gate_drain(moor_process *process, double timeout);
 /* The last look of a drain that has waited `timeout` in an event loop: counted and told as one of that length. */
 moor_status moor_gate_drain_late(moor_process *process, double timeout);

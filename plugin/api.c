@@ -149,6 +149,8 @@ static const moor_api table = {
     .gate_drain_late = moor_gate_drain_late,
     .hold_seen_by = moor_hold_seen_by,
     .wait_check = moor_wait_check,
+    .gate_close = moor_gate_close,
+    .gate_note = moor_gate_note,
 };
 
 __attribute__((visibility("default"))) const moor_api *moor_get_api(uint32_t want, uint32_t *have)

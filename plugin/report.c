@@ -57,6 +57,7 @@ static json_t *gate(moor_state *state, const uint8_t *alive)
     put_text(out, "state", status.state < 3 ? states[status.state] : "?");
     json_object_set_new(out, "poisoned", json_boolean(status.poisoned));
     put_text(out, "poison_reason", status.poison_reason);
+    json_object_set_new(out, "kept", json_boolean(status.flags & MOOR_GATE_KEPT));
     put(out, "epoch", status.epoch);
     put_text(out, "label", status.label);
     put(out, "in_flight", status.in_flight);

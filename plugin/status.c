@@ -223,10 +223,11 @@ static void to_human(const json_t *document, moor_wire_buffer *text)
     const char *name;
     say(text, "instance %s  (%s)  up %.0f s\n", string(document, "instance"), string(document, "dir"),
         number(document, "up_s"));
-    say(text, "gate %s%s%s  epoch %.0f \"%s\"  in flight %.0f  waiting %.0f  would have waited %.0f\n",
-        string(gate, "state"), json_is_true(json_object_get(gate, "poisoned")) ? ", POISONED: " : "",
-        string(gate, "poison_reason"), number(gate, "epoch"), string(gate, "label"), number(gate, "in_flight"),
-        number(gate, "waiting"), number(gate, "would_wait"));
+    say(text, "gate %s%s%s%s  epoch %.0f \"%s\"  in flight %.0f  waiting %.0f  would have waited %.0f\n",
+        string(gate, "state"), json_is_true(json_object_get(gate, "kept")) ? " (requests kept)" : "",
+        json_is_true(json_object_get(gate, "poisoned")) ? ", POISONED: " : "", string(gate, "poison_reason"),
+        number(gate, "epoch"), string(gate, "label"), number(gate, "in_flight"), number(gate, "waiting"),
+        number(gate, "would_wait"));
     if (number(gate, "full") > 0)
         say(text, "gate tickets: %.0f requests found none free of %.0f\n", number(gate, "full"),
             number(gate, "tickets"));

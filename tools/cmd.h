@@ -27,6 +27,7 @@ extern const moor_api *api;
 int cmd_run(int argc, char **argv);
 int cmd_status(int argc, char **argv);
 int cmd_dump(int argc, char **argv);
+int cmd_gate(int argc, char **argv);
 
 /* "moor: …" to stderr; returns code. */
 int fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -19,6 +19,7 @@ static const char help[] = "usage: moor COMMAND [OPTION…]\n"
                            "                                          all its children\n"
                            "  moor status [INSTANCE]                  what the server INSTANCE is doing\n"
                            "  moor dump REQUEST_ID                    the recorded experts of one request\n"
+                           "  moor gate status | acknowledge          the gate of a server, and its poison\n"
                            "  moor check [ENGINE]                     are Moor's join points in the engine?\n"
                            "  moor path                               where library and package are\n"
                            "  moor COMMAND --help                     more about one of them\n"
@@ -188,8 +189,8 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(int, char **);
-    } commands[] = {
-        {"run", cmd_run}, {"status", cmd_status}, {"dump", cmd_dump}, {"check", cmd_check}, {"path", cmd_path}};
+    } commands[] = {{"run", cmd_run},   {"status", cmd_status}, {"dump", cmd_dump},
+                    {"gate", cmd_gate}, {"check", cmd_check},   {"path", cmd_path}};
     uint32_t have = 0;
     api = moor_get_api(MOOR_API_VERSION, &have);
     if (!api)

@@ -22,7 +22,6 @@ static int sent_is_seen; /* the engine does say when it is given one */
 static const long long USER = 1ll << 32;
 
 static struct {
-    int keep;
     uint64_t drain_until_ns, keep_at_ns, open_until_ns;
 } gate;
 
@@ -239,16 +238,13 @@ void moor_admission_finish(moor_jp_call *call)
 
 /* ---- pauses and updates -------------------------------------------------------------------------------------------- */
 
-int moor_gate_close(int keep)
+int moor_gate_close(uint32_t flags)
 {
     moor_runtime *rt = moor_runtime_get();
+    int was_open = 0;
     if (!moor_gate_on())
         return 0;
-    moor_gate_status now = MOOR_GATE_STATUS_INIT;
-    int was_open = rt->api->gate_status(rt->process, &now) == MOOR_OK && now.state == MOOR_GATE_OPEN;
-    /* What an earlier pause keeps is frozen: a later one that would wait must not forget it. */
-    gate.keep = was_open ? keep > 0 : gate.keep || keep > 0;
-    rt->api->gate_seal(rt->process);
+    rt->api->gate_close(rt->process, flags, &was_open);
     return was_open;
 }
 
@@ -260,10 +256,24 @@ static int drained(moor_status status)
     return MOOR_JP_RAISE;
 }
 
+int moor_gate_is(uint32_t flag)
+{
+    moor_runtime *rt = moor_runtime_get();
+    moor_gate_status now = MOOR_GATE_STATUS_INIT;
+    return rt->process && rt->api->gate_status(rt->process, &now) == MOOR_OK && (now.flags & flag);
+}
+
+void moor_gate_note(uint32_t set, uint32_t clear)
+{
+    moor_runtime *rt = moor_runtime_get();
+    if (rt->process)
+        rt->api->gate_note(rt->process, set, clear);
+}
+
 int moor_gate_drain(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();
-    if (!moor_gate_on() || gate.keep)
+    if (!moor_gate_on())
         return MOOR_JP_OK;
     if (!call->rounds) /* whoever closed the gate */
         gate.drain_until_ns = now_ns() + (uint64_t)(rt->config.drain_timeout_s * 1e9);
@@ -278,7 +288,7 @@ int moor_gate_drain(moor_jp_call *call)
 int moor_gate_drain_or_keep(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();
-    if (!moor_gate_on() || gate.keep)
+    if (!moor_gate_on())
         return MOOR_JP_OK;
     moor_status status = rt->api->gate_drain(rt->process, 0.0);
     if (status != MOOR_E_TIMEOUT || !moor_gate_enforced())
@@ -288,14 +298,14 @@ int moor_gate_drain_or_keep(moor_jp_call *call)
     if (now_ns() < gate.keep_at_ns)
         return moor_await_gate(call, MOOR_GATE_FOR_DRAIN, gate.keep_at_ns);
     moor_runtime_log(2, "kept across the pause: %s", rt->api->last_error());
-    gate.keep = 1;
+    moor_gate_note(MOOR_GATE_KEPT, 0);
     return MOOR_JP_OK;
 }
 
 int moor_gate_drain_blocking(void)
 {
     moor_runtime *rt = moor_runtime_get();
-    if (!moor_gate_on() || gate.keep)
+    if (!moor_gate_on())
         return MOOR_JP_OK;
     double timeout = moor_gate_enforced() ? rt->config.drain_timeout_s : 0.0;
     moor_status status;
@@ -324,7 +334,7 @@ int moor_gate_install(const char *label)
             rt->api->weights_label(rt->process, label);
         return MOOR_JP_OK;
     }
-    moor_status status = rt->api->gate_install(rt->process, label, gate.keep || !moor_gate_enforced(), NULL);
+    moor_status status = rt->api->gate_install(rt->process, label, !moor_gate_enforced(), NULL);
     if (status == MOOR_OK)
         return MOOR_JP_OK;
     moor_runtime_raise(status, "install");
@@ -356,7 +366,7 @@ int moor_gate_open(void)
     moor_runtime *rt = moor_runtime_get();
     if (!moor_gate_on())
         return MOOR_JP_OK;
-    gate.keep = 0;
+    moor_gate_note(0, MOOR_GATE_KEPT); /* also where it does not open: the engine goes on, or may */
     return opened(rt->api->gate_reopen(rt->process, 0.0));
 }
 
@@ -365,7 +375,7 @@ int moor_gate_open_settled(moor_jp_call *call)
     moor_runtime *rt = moor_runtime_get();
     if (!moor_gate_on())
         return MOOR_JP_OK;
-    gate.keep = 0;
+    moor_gate_note(0, MOOR_GATE_KEPT);
     if (!call->rounds)
         gate.open_until_ns = now_ns() + (uint64_t)(rt->config.weights_timeout_s * 1e9);
     moor_status status = rt->api->gate_reopen(rt->process, 0.0);

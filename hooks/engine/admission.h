@@ -3,7 +3,7 @@
  * admission.h — the front end's side of the gate, the same for every engine: requests pass it, pauses and updates drive it.
  *
  * Who calls it: the adapters' front end callbacks, with the GIL held. What it owns: the gate's progress as this process
- * drives it (keep, deadline of the drain), and one admission per generate call, in call->state. Protected by the GIL.
+ * drives it (deadline of the drain), and one admission per generate call, in call->state. Protected by the GIL.
  * Every function is harmless while Moor is off. Policy is below the ABI; here is only what waits, and how.
  */
 #ifndef MOOR_HOOKS_ENGINE_ADMISSION_H
@@ -27,9 +27,11 @@ void moor_admission_no_record(moor_jp_call *call);
 int moor_admission_error(moor_jp_call *call);
 void moor_admission_finish(moor_jp_call *call);
 
-/* keep: 1 = requests in flight are kept across, there is nothing to wait for; 0 = they end, unless an earlier pause keeps them.
- * 1 when the gate was open. */
-int moor_gate_close(int keep);
+/* flags as the ABI's gate_close: MOOR_GATE_KEPT, MOOR_GATE_OWN. 1 when the gate was open. Whichever front end of the server a call comes
+ * to, it goes by these flags. */
+int moor_gate_close(uint32_t flags);
+int moor_gate_is(uint32_t flag);
+void moor_gate_note(uint32_t set, uint32_t clear);
 /* Waits for the requests in flight; observe looks once. `drain` is for coroutines, `drain_blocking` for a plain function
  * that does not run on the event loop. What moor_jp callbacks answer. */
 int moor_gate_drain(moor_jp_call *call);

@@ -58,8 +58,11 @@ PyObject *moor_runtime_raise(moor_status status, const char *what)
 {
     const moor_api *api = moor_runtime_get()->api;
     const char *text = api ? api->last_error() : "libmoor has no table of this version";
-    PyErr_Format(PyExc_RuntimeError, "moor: %s: %s (%s)", what, text,
-                 api ? api->status_name(status) : "MOOR_E_VERSION");
+    const moor_runtime *rt = moor_runtime_get();
+    moor_gate_status gate = MOOR_GATE_STATUS_INIT;
+    int http = rt->acknowledge_route && rt->process && !api->gate_status(rt->process, &gate) && gate.poisoned;
+    PyErr_Format(PyExc_RuntimeError, "moor: %s: %s%s%s (%s)", what, text, http ? ". Over HTTP: " : "",
+                 http ? rt->acknowledge_route : "", api ? api->status_name(status) : "MOOR_E_VERSION");
     return NULL;
 }
 

@@ -20,8 +20,9 @@ typedef struct moor_runtime {
     moor_config_values config;
     moor_store *store; /* NULL: this process does not record */
     uint32_t store_index;
-    moor_client *client; /* NULL until the first delivery */
-    int off;             /* the configuration leaves Moor out: decided once per process */
+    moor_client *client;           /* NULL until the first delivery */
+    const char *acknowledge_route; /* how the engine's HTTP server clears a poisoned gate; NULL: not at all */
+    int off;                       /* the configuration leaves Moor out: decided once per process */
 } moor_runtime;
 
 /* The runtime of this process; never NULL. process == NULL while Moor is off. */

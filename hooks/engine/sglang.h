@@ -56,6 +56,7 @@ int moor_sglang_run_batch_error(moor_jp_call *call);
 int moor_sglang_capture_before(moor_jp_call *call);
 int moor_sglang_forward_end_before(moor_jp_call *call);
 int moor_sglang_finish_before(moor_jp_call *call);
+int moor_sglang_output_before(moor_jp_call *call);
 int moor_sglang_abort_waiting_before(moor_jp_call *call);
 int moor_sglang_alloc_after(moor_jp_call *call);
 int moor_sglang_flush_after(moor_jp_call *call);

@@ -144,11 +144,8 @@ int moor_sglang_generate_item(moor_jp_call *call)
 
 /* ---- pause, update, release and resume drive the gate ---------------------------------------------------------------- */
 
-static struct {
-    int closed_by_us; /* Moor closed the gate for an update that came without a pause */
-    int session;      /* between begin_weight_update and end_weight_update */
-} update;
-
+/* An update without a pause has MOOR_GATE_OWN, what is between begin_weight_update and end_weight_update MOOR_GATE_SESSION: each
+ * call may come to another tokenizer worker. */
 static int gate_is_open(void)
 {
     moor_runtime *rt = moor_runtime_get();
@@ -161,10 +158,8 @@ int moor_sglang_pause_before(moor_jp_call *call)
 {
     PyObject *mode = moor_py_path(moor_jp_param(call, 0), "mode");
     const char *text = moor_py_text(mode, NULL);
-    if (!call->rounds) {
-        update.closed_by_us = 0; /* whoever pauses says when the engine goes on */
-        moor_gate_close(text && strcmp(text, "abort") != 0);
-    }
+    if (!call->rounds) /* whoever pauses says when the engine goes on */
+        moor_gate_close(text && strcmp(text, "abort") != 0 ? MOOR_GATE_KEPT : 0);
     Py_XDECREF(mode);
     return MOOR_JP_OK;
 }
@@ -185,21 +180,17 @@ static int close_gate(moor_jp_call *call)
 {
     if (!moor_gate_enforced())
         return MOOR_JP_OK;
-    if (!call->rounds && gate_is_open()) {
-        update.closed_by_us = 1;
-        moor_gate_close(0);
-    }
-    return update.closed_by_us ? moor_gate_drain(call) : MOOR_JP_OK;
+    if (!call->rounds && gate_is_open())
+        moor_gate_close(MOOR_GATE_OWN);
+    return moor_gate_is(MOOR_GATE_OWN) ? moor_gate_drain(call) : MOOR_JP_OK;
 }
 
 /* SGLang answers for all its ranks when the first one is done. */
 static int open_gate(moor_jp_call *call, int installed)
 {
-    if (!update.closed_by_us || installed == MOOR_JP_RAISE)
+    if (!moor_gate_is(MOOR_GATE_OWN) || installed == MOOR_JP_RAISE)
         return installed;
-    int opened = moor_gate_open_settled(call);
-    update.closed_by_us = opened == MOOR_JP_AWAIT;
-    return opened;
+    return moor_gate_open_settled(call);
 }
 
 static int returned_true(moor_jp_call *call)
@@ -218,33 +209,33 @@ int moor_sglang_begin_update_before(moor_jp_call *call)
 int moor_sglang_begin_update_after(moor_jp_call *call)
 {
     if (!call->rounds && returned_true(call))
-        update.session = 1;
-    return update.session ? MOOR_JP_OK : open_gate(call, MOOR_JP_OK);
+        moor_gate_note(MOOR_GATE_SESSION, 0);
+    return moor_gate_is(MOOR_GATE_SESSION) ? MOOR_JP_OK : open_gate(call, MOOR_JP_OK);
 }
 
 /* What comes next is taken for an update of its own, and gated as one. */
 int moor_sglang_session_error(moor_jp_call *call)
 {
-    update.session = 0;
+    moor_gate_note(0, MOOR_GATE_SESSION);
     return moor_gate_update_error(call);
 }
 
 int moor_sglang_end_update_after(moor_jp_call *call)
 {
-    update.session = 0;
+    moor_gate_note(0, MOOR_GATE_SESSION);
     return open_gate(call, !call->rounds && returned_true(call) ? moor_gate_install(NULL) : MOOR_JP_OK);
 }
 
 int moor_sglang_update_before(moor_jp_call *call)
 {
-    return update.session ? MOOR_JP_OK : close_gate(call);
+    return moor_gate_is(MOOR_GATE_SESSION) ? MOOR_JP_OK : close_gate(call);
 }
 
 /* False: either nothing was touched, or the scheduler has said that the version is unknown; then the gate is poisoned, and
  * reopening it fails with the reason. */
 int moor_sglang_update_after(moor_jp_call *call)
 {
-    if (update.session)
+    if (moor_gate_is(MOOR_GATE_SESSION))
         return MOOR_JP_OK;
     PyObject *label = moor_py_path(moor_jp_param(call, 0), "weight_version");
     int installed = !call->rounds && returned_true(call) ? moor_gate_install(moor_py_text(label, NULL)) : MOOR_JP_OK;
@@ -265,11 +256,8 @@ int moor_sglang_release_before(moor_jp_call *call)
         PyErr_SetString(PyExc_RuntimeError, "moor: memory is not released: the engine did not become idle in time");
         return MOOR_JP_RAISE;
     }
-    if (!call->rounds) {
-        update.closed_by_us = 0; /* the KV cache must be back before requests are */
-        if (gate_is_open())
-            moor_gate_close(0);
-    }
+    if (!call->rounds)
+        moor_gate_close(0); /* the KV cache must be back before requests are */
     int drained = moor_gate_drain(call);
     if (drained != MOOR_JP_OK)
         return drained;

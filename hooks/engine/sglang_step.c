@@ -422,10 +422,21 @@ int moor_sglang_forward_end_before(moor_jp_call *call)
 
 /* ---- the end of a request -------------------------------------------------------------------------------------------- */
 
+/* A request has several ends, of which more than one may be told of: the first one counts. A later request may have its id. */
+static int sealed_before(PyObject *req)
+{
+    int before = PyObject_HasAttrString(req, "moor_sealed");
+    if (!before && PyObject_SetAttrString(req, "moor_sealed", Py_True))
+        PyErr_Clear();
+    return before;
+}
+
 /* Rows = tokens that went through the model (SEMANTICS 1.1): the last sampled token did not. */
 static void seal(PyObject *req, uint32_t flags)
 {
     moor_runtime *rt = moor_runtime_get();
+    if (sealed_before(req))
+        return;
     PyObject *rid = moor_py_path(req, "rid"), *prompt = moor_py_path(req, "origin_input_ids");
     PyObject *output = moor_py_path(req, "output_ids_through_stop");
     if (!output)
@@ -443,19 +454,38 @@ static void seal(PyObject *req, uint32_t flags)
     Py_XDECREF(rid);
 }
 
+static void seal_finished(PyObject *req)
+{
+    PyObject *name = moor_py_path(req, "finished_reason.__class__.__name__");
+    const char *text = moor_py_text(name, NULL);
+    seal(req, text && strstr(text, "ABORT") ? MOOR_SEAL_ABORTED : 0);
+    Py_XDECREF(name);
+}
+
 int moor_sglang_finish_before(moor_jp_call *call)
 {
     PyObject *req = moor_jp_param(call, 0);
-    if (moor_runtime_get()->store && req) {
-        PyObject *name = moor_py_path(req, "finished_reason.__class__.__name__");
-        const char *text = moor_py_text(name, NULL);
-        seal(req, text && strstr(text, "ABORT") ? MOOR_SEAL_ABORTED : 0);
-        Py_XDECREF(name);
-    }
+    if (moor_runtime_get()->store && req)
+        seal_finished(req);
     return replaced(call);
 }
 
-/* A request that is aborted while it waits: one that was retracted has rows. */
+/* Whatever the scheduler ended it for (a sampled token that may not be committed, a request that never ran), its client is told of it
+ * here: those whose routes it did not collect have their end here. */
+int moor_sglang_output_before(moor_jp_call *call)
+{
+    PyObject *reqs = moor_runtime_get()->store ? moor_jp_param(call, 0) : NULL;
+    Py_ssize_t n = reqs && PyList_Check(reqs) ? PyList_Size(reqs) : 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *req = PyList_GetItem(reqs, i), *reason = moor_py_path(req, "finished_reason");
+        if (reason && reason != Py_None)
+            seal_finished(req);
+        Py_XDECREF(reason);
+    }
+    return MOOR_JP_OK;
+}
+
+/* A request that is aborted while it waits, or told that it is: one that was retracted has rows. */
 int moor_sglang_abort_waiting_before(moor_jp_call *call)
 {
     PyObject *req = moor_jp_param(call, 0);

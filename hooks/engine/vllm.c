@@ -163,6 +163,7 @@ static const moor_jp joinpoints[] = {
      .role = "core",
      .targets = {CORE "collective_rpc"},
      .params = {"method"},
+     .before = moor_vllm_rpc_before,
      .after = moor_vllm_rpc_after},
     {.name = "core.executor_rpc",
      .role = "core",

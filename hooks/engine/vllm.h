@@ -67,7 +67,9 @@ int moor_vllm_free_request_before(moor_jp_call *call);
 int moor_vllm_new_blocks_after(moor_jp_call *call);
 int moor_vllm_schedule_after(moor_jp_call *call);
 int moor_vllm_reset_prefix_after(moor_jp_call *call);
+int moor_vllm_rpc_before(moor_jp_call *call);
 int moor_vllm_rpc_after(moor_jp_call *call);
+#define MOOR_VLLM_ACKNOWLEDGE "moor_gate_acknowledge" /* what a trainer calls over /collective_rpc */
 int moor_vllm_executor_rpc_after(moor_jp_call *call);
 int moor_vllm_set_version_after(moor_jp_call *call);
 int moor_vllm_ray_env_after(moor_jp_call *call);

@@ -205,6 +205,23 @@ static int is_harmless(const char *method)
     return 0;
 }
 
+/* The engine's own route for a method of all workers is a trainer's way to Moor's gate over HTTP. No worker has such a method. */
+int moor_vllm_rpc_before(moor_jp_call *call)
+{
+    moor_runtime *rt = moor_runtime_get();
+    const char *name = moor_py_text(moor_jp_param(call, 0), NULL);
+    if (!rt->process || !name || strcmp(name, MOOR_VLLM_ACKNOWLEDGE) != 0)
+        return MOOR_JP_OK;
+    moor_gate_status gate = MOOR_GATE_STATUS_INIT;
+    moor_status status = rt->api->gate_status(rt->process, &gate);
+    if (!status)
+        status = rt->api->gate_acknowledge(rt->process);
+    if (status)
+        return moor_runtime_raise(status, "acknowledge"), MOOR_JP_RAISE;
+    PyObject *answer = gate.poisoned ? Py_BuildValue("[s]", gate.poison_reason) : PyList_New(0);
+    return moor_jp_set_result(call, answer) ? MOOR_JP_FAILED : MOOR_JP_DONE;
+}
+
 /* A method that a framework invented (verl calls update_weights_from_ipc), or a function that runs in the worker: what it
  * does to the weights cannot be seen from here, so the epoch moves. */
 int moor_vllm_rpc_after(moor_jp_call *call)

@@ -8,6 +8,8 @@
 
 int moor_vllm_front_init(moor_jp_call *call)
 {
+    moor_runtime_get()->acknowledge_route =
+        "POST /collective_rpc {\"method\": \"" MOOR_VLLM_ACKNOWLEDGE "\"}, where the server has its development routes";
     return moor_vllm_join(MOOR_ROLE_FRONTEND, moor_jp_param(call, 0)) < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
 }
 
@@ -35,8 +37,7 @@ int moor_vllm_send_after(moor_jp_call *call)
 
 /* ---- pause, sleep and update drive the gate -------------------------------------------------------------------------- */
 
-static int paused_by_us;   /* Moor paused the engine, or tried to, for an update that came without a pause */
-static int pausing;        /* the next pause is that one */
+static int pausing;        /* the next pause is Moor's own, for an update that came without one */
 static PyObject *resuming; /* the task that ends that pause after the update failed; event loops hold theirs weakly */
 
 /* vLLM's pause modes: "wait" lets running requests end, "keep" freezes them, "abort" (its default) ends them. In all three
@@ -52,9 +53,9 @@ static int mode_is(const moor_jp_call *call, unsigned param, const char *name)
 static int close_for(moor_jp_call *call, unsigned param)
 {
     if (call->rounds == 0) {
-        paused_by_us = pausing;
+        uint32_t flags = (mode_is(call, param, "keep") ? MOOR_GATE_KEPT : 0) | (pausing ? MOOR_GATE_OWN : 0);
         pausing = 0;
-        call->state = moor_gate_close(mode_is(call, param, "keep")) ? &paused_by_us : NULL;
+        call->state = moor_gate_close(flags) ? &pausing : NULL;
     }
     return mode_is(call, param, "wait") ? moor_gate_drain(call) : MOOR_JP_OK;
 }
@@ -80,7 +81,6 @@ int moor_vllm_pause_error(moor_jp_call *call)
 {
     if (!call->state || !PyErr_GivenExceptionMatches(call->exc, PyExc_Exception))
         return MOOR_JP_OK;
-    paused_by_us = 0;
     moor_gate_open();
     PyErr_Clear(); /* the engine's own error is the one to see */
     return MOOR_JP_OK;
@@ -101,7 +101,6 @@ static int in_resuming(void)
 int moor_vllm_resume_after(moor_jp_call *call)
 {
     (void)call;
-    paused_by_us = 0;
     return in_resuming() ? MOOR_JP_OK : moor_gate_open();
 }
 
@@ -145,7 +144,7 @@ int moor_vllm_start_update_before(moor_jp_call *call)
     if (!rt->process)
         return MOOR_JP_OK;
     if (moor_gate_enforced() && rt->api->gate_status(rt->process, &status) == MOOR_OK) {
-        if (call->rounds == 0 && (status.state == MOOR_GATE_OPEN || paused_by_us)) {
+        if (call->rounds == 0 && (status.state == MOOR_GATE_OPEN || (status.flags & MOOR_GATE_OWN))) {
             if (moor_jp_set_awaitable(call, pause_awaitable(call->self)))
                 return MOOR_JP_FAILED;
             pausing = 1; /* it is awaited at once, with nothing in between */
@@ -163,9 +162,8 @@ int moor_vllm_start_update_before(moor_jp_call *call)
  * engine that stands still. Until then the gate holds them, and none is left in the engine. 0, or -1 with an error. */
 static int resume_later(PyObject *engine)
 {
-    if (!paused_by_us)
+    if (!moor_gate_is(MOOR_GATE_OWN))
         return 0;
-    paused_by_us = 0;
     PyObject *asyncio = PyImport_ImportModule("asyncio");
     PyObject *resume = asyncio ? PyObject_CallMethod(engine, "resume_generation", NULL) : NULL;
     PyObject *task = resume ? PyObject_CallMethod(asyncio, "ensure_future", "O", resume) : NULL;
@@ -191,9 +189,8 @@ int moor_vllm_finish_update_after(moor_jp_call *call)
         PyErr_Restore(type, value, trace);
         return result;
     }
-    if (!paused_by_us)
+    if (!moor_gate_is(MOOR_GATE_OWN))
         return MOOR_JP_OK;
-    paused_by_us = 0;
     PyObject *awaitable = PyObject_CallMethod(call->self, "resume_generation", NULL);
     return moor_jp_set_awaitable(call, awaitable) ? MOOR_JP_FAILED : MOOR_JP_AWAIT;
 }

@@ -24,11 +24,12 @@ static PyObject *status_dict(const moor_gate_status *s)
     static const char *const states[] = {"open", "sealed", "drained"};
     /* "N" takes the strings; NULL makes the whole NULL with the error that is set. Labels and reasons are any bytes. */
     return Py_BuildValue(
-        "{s:s,s:O,s:N,s:K,s:N,s:K,s:K,s:d,s:K,s:K,s:K,s:K}", "state", s->state < 3 ? states[s->state] : "unknown",
-        "poisoned", s->poisoned ? Py_True : Py_False, "poison_reason",
-        PyUnicode_DecodeUTF8(s->poison_reason, (Py_ssize_t)strlen(s->poison_reason), "replace"), "epoch",
-        (unsigned long long)s->epoch, "label", PyUnicode_DecodeUTF8(s->label, (Py_ssize_t)strlen(s->label), "replace"),
-        "in_flight", (unsigned long long)s->in_flight, "waiting", (unsigned long long)s->waiting, "sealed_for",
+        "{s:s,s:O,s:O,s:N,s:K,s:N,s:K,s:K,s:d,s:K,s:K,s:K,s:K}", "state", s->state < 3 ? states[s->state] : "unknown",
+        "kept", s->flags & MOOR_GATE_KEPT ? Py_True : Py_False, "poisoned", s->poisoned ? Py_True : Py_False,
+        "poison_reason", PyUnicode_DecodeUTF8(s->poison_reason, (Py_ssize_t)strlen(s->poison_reason), "replace"),
+        "epoch", (unsigned long long)s->epoch, "label",
+        PyUnicode_DecodeUTF8(s->label, (Py_ssize_t)strlen(s->label), "replace"), "in_flight",
+        (unsigned long long)s->in_flight, "waiting", (unsigned long long)s->waiting, "sealed_for",
         (double)s->sealed_for_ns * 1e-9, "seals", (unsigned long long)s->seals, "installs",
         (unsigned long long)s->installs, "reopens", (unsigned long long)s->reopens, "would_wait",
         (unsigned long long)s->would_wait);
@@ -117,7 +118,8 @@ static PyMethodDef methods[] = {
     MOOR_PY_METHOD("acknowledge", gate_acknowledge, METH_NOARGS,
                    "acknowledge()\n--\n\nClears a poisoned gate: whoever calls it has dealt with the cause."),
     MOOR_PY_METHOD("status", gate_status, METH_NOARGS,
-                   "status()\n--\n\nA dict: state, poisoned, poison_reason, epoch, label, in_flight, waiting, "
+                   "status()\n--\n\nA dict: state, kept (requests in flight live through the pause), poisoned, "
+                   "poison_reason, epoch, label, in_flight, waiting, "
                    "sealed_for, seals, installs, "
                    "reopens, would_wait. Every other method returns the same, as it is after it."),
     {NULL, NULL, 0, NULL},

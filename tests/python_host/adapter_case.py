@@ -19,6 +19,35 @@ STARTED = """
                 pass
         return finish
     """
+# Another front end of the same server, in a process of its own: does what it is told. Needs `outcome`; begins after what it uses.
+SECOND = """
+    import asyncio
+    import subprocess
+    import sys
+
+    if sys.argv[1:] == ["second"]:
+        for line in sys.stdin:
+            print(asyncio.run(outcome(eval(line))), flush=True)
+        sys.exit()
+
+    class Second:
+        def __enter__(self):
+            self.process = subprocess.Popen([sys.executable, __file__, "second"], stdin=-1, stdout=-1, text=True)
+            return self
+
+        def __call__(self, call):
+            print(call, file=self.process.stdin, flush=True)
+            return self.process.stdout.readline().strip()
+
+        def kill(self):
+            self.process.kill()
+            self.process.wait()
+
+        def __exit__(self, *_):
+            self.process.stdin.close()
+            self.process.wait()
+            self.process.stdout.close()
+    """
 LIBRARY = os.path.join(os.environ["MOOR_BUILD_DIR"], "python", "moor", "libmoor.so.1")
 
 

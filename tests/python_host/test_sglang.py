@@ -3,7 +3,7 @@
 import sys
 import unittest
 
-from adapter_case import STARTED, Adapter, Joining
+from adapter_case import SECOND, STARTED, Adapter, Joining
 
 FRONT = """
     from types import SimpleNamespace as Namespace
@@ -62,11 +62,22 @@ SCHEDULER = """
             pass
 
     class Scheduler:
+        def send_abort_output(self, abort_req, req):
+            pass
+
+        def _release_aborted_request(self, req):
+            pass
+
         def __init__(self, is_generation):
             self.is_generation = is_generation
             self.tp_worker = Namespace(model_runner=Namespace(model=Model()))
             self.model_config = Namespace(hf_text_config=Namespace(
                 num_experts=8, num_experts_per_tok=2, num_hidden_layers=2))
+    """
+STREAMER = """
+    class SchedulerOutputStreamer:
+        def stream_output(self, reqs, return_logprob, skip_req=None):
+            pass
     """
 UPDATER = """
     import sys
@@ -122,7 +133,7 @@ START = STARTED + """
         finish = await begun()
         await outcome(manager.update_weights_from_disk(obj))
         await finish()
-    """
+    """ + SECOND
 
 
 class Updates(Adapter):
@@ -171,6 +182,29 @@ class Updates(Adapter):
             manager.says = (True, "ok")
             tell((await manager.end_weight_update(obj))[1])
             """), ["ok - drained", "ok - drained", "one is open - drained", "ok - open"])
+
+    def test_a_session_over_several_workers(self):
+        """SEMANTICS 4.11: each of its calls comes to whoever accepts it."""
+        self.assertEqual(self.main("""
+            with Second() as second:
+                tell((await manager.begin_weight_update(obj))[1])
+                tell(second("manager.update_weights_from_disk(obj)"))
+                print(gate.status()["label"] or "none yet")
+                tell(second("manager.end_weight_update(obj)"))
+                tell((await manager.update_weights_from_disk(obj))[1])
+                print(gate.status()["label"])
+            """), ["ok - drained", "(True, 'ok') - drained", "none yet", "(True, 'ok') - open", "ok - open", "7"])
+
+    def test_a_pause_that_came_over_another_worker(self):
+        """SEMANTICS 4.8: it keeps the request, and the update over this worker does not wait for it."""
+        self.assertEqual(self.main("""
+            with Second() as second:
+                finish = await begun()
+                tell(second("manager.pause_generation(obj)"))
+                tell((await manager.update_weights_from_disk(obj))[1])
+                tell(await manager.continue_generation(obj))
+                await finish()
+            """), ["None - sealed", "ok - sealed", "None - open"])
 
     def test_a_pause_of_the_callers_is_the_callers(self):
         """Also after an update that Moor closed the gate for, and that came to nothing."""
@@ -320,6 +354,54 @@ class Ranks(Adapter):
                 print(other.communicate()[0].strip())
             """, '{"record": {"enabled": false}, "barrier": {"mode": "enforce", "timeout_s": 10}}'),
                          ["resumed", "resumed"])
+
+
+class Ends(Adapter):
+    package = "sglang"
+    modules = {"srt/managers/tokenizer_manager.py": FRONT, "srt/managers/scheduler.py": SCHEDULER,
+               "srt/managers/scheduler_components/output_streamer.py": STREAMER}
+    start = START
+
+    def test_a_request_whose_routes_are_not_collected(self):
+        """SEMANTICS 1.22, 4.2: a retraction aborts it, its sampled token may not be committed, it is rejected: its client is told, and its
+        ticket settles; once, whatever is told of it again."""
+        self.assertEqual(self.program("""
+            import time
+            from sglang.srt.managers.scheduler import Scheduler
+            from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+
+            class FINISH_ABORT:
+                pass
+
+            scheduler, streamer = Scheduler(True), SchedulerOutputStreamer()
+
+            def request(reason=None):
+                return Namespace(rid="a", origin_input_ids=[1, 2, 3], output_ids=[4, 5], finished_reason=reason)
+
+            def left(n):
+                end = time.monotonic() + 20
+                while gate.status()["in_flight"] > n and time.monotonic() < end:
+                    time.sleep(0.01)
+                return gate.status()["in_flight"]
+
+            async def main():
+                runs, aborted, rejected = request(), request(), request(FINISH_ABORT())
+                streamer.stream_output([runs], False)
+                await (await begun())()
+                await (await begun())()
+                print(left(2), end=" ")
+                scheduler.send_abort_output(None, aborted)
+                print(left(1), end=" ")
+                for _ in range(2):
+                    scheduler._release_aborted_request(aborted)
+                    scheduler.send_abort_output(None, aborted)
+                    streamer.stream_output([runs], False)
+                time.sleep(1)  # they would be heard within it
+                print(left(1), end=" ")
+                streamer.stream_output([runs, rejected], False)
+                print(left(0))
+            asyncio.run(main())
+            """, "{}"), ["2 1 1 0"])
 
 
 class Off(Adapter):

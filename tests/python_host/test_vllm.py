@@ -3,12 +3,12 @@
 import sys
 import unittest
 
-from adapter_case import STARTED, Adapter, Joining
+from adapter_case import SECOND, STARTED, Adapter, Joining
 
 FRONT = """
     class AsyncLLM:
         def __init__(self, vllm_config):
-            self.paused, self.refuses = False, None
+            self.paused, self.refuses, self.busy = False, None, None
 
         def answer(self):
             if self.refuses:
@@ -35,6 +35,8 @@ FRONT = """
 
         async def start_weight_update(self):
             self.answer()
+            if self.busy:
+                raise ValueError(self.busy)
 
         async def update_weights(self, request):
             self.answer()
@@ -97,8 +99,6 @@ CORE_CLIENT = """
     """
 START = STARTED + """
     import asyncio
-    import subprocess
-    import sys
     import time
     import moor
     from types import SimpleNamespace as Namespace
@@ -129,26 +129,7 @@ START = STARTED + """
         end = asyncio.Event()
         answers = llm.generate(end, Namespace(n=1), id)
         return await started(answers, end)
-
-    if sys.argv[1:] == ["second"]:  # another front end of the same server: does what it is told
-        for line in sys.stdin:
-            print(asyncio.run(outcome(eval(line))), flush=True)
-        sys.exit()
-
-    class Second:
-        def __enter__(self):
-            self.process = subprocess.Popen([sys.executable, __file__, "second"], stdin=-1, stdout=-1, text=True)
-            return self
-
-        def __call__(self, call):
-            print(call, file=self.process.stdin, flush=True)
-            return self.process.stdout.readline().strip()
-
-        def __exit__(self, *_):
-            self.process.stdin.close()
-            self.process.wait()
-            self.process.stdout.close()
-    """
+    """ + SECOND
 ENFORCE = '{"record": {"enabled": false}, "gate": {"mode": "enforce", "drain_timeout_s": 0.2}}'
 
 
@@ -240,20 +221,59 @@ class Updates(Front):
             with Second() as second:
                 await llm.pause_generation(mode="wait")
                 print(second("llm.start_weight_update()"))
-                second.process.kill()
-                second.process.wait()
+                second.kill()
                 await outcome(llm.finish_weight_update("7"))
                 tell((await outcome(llm.resume_generation()))[:40])
             """)
         self.assertEqual(began, "ok")
         self.assertRegex(after, "^RuntimeError.* - drained poisoned$")
 
+    def test_a_pause_that_keeps_requests_came_over_another_front_end(self):
+        """SEMANTICS 4.6, 4.8: nobody waits for a drain that cannot end, whichever of them is asked."""
+        paused, started, installed, finished, resumed = self.main("""
+            with Second() as second:
+                finish = await begun("a")
+                await llm.pause_generation(mode="keep")
+                print(gate.status()["state"], gate.status()["kept"])
+                print(second("llm.start_weight_update()"))
+                print(second("llm.finish_weight_update('7')"), gate.status()["label"], gate.status()["in_flight"])
+                tell(second("llm.pause_generation(mode='wait')"))  # what is frozen stays frozen
+                print(second("llm.resume_generation()"), gate.status()["kept"], gate.status()["state"])
+                await finish()
+            """)
+        self.assertEqual([paused, started, installed, finished, resumed],
+                         ["sealed True", "ok", "ok 7 1", "ok - sealed paused", "ok False open"])
+
+    def test_one_without_a_pause_is_ended_through_another_front_end(self):
+        """The pause was Moor's own: who ends the update resumes the engine."""
+        self.assertEqual(self.main("""
+            with Second() as second:
+                tell(await outcome(llm.start_weight_update()))
+                second("asyncio.sleep(setattr(llm, 'paused', True) or 0)")
+                tell(second("llm.finish_weight_update('7')"))
+                print(second("asyncio.sleep(llm.paused and 1 / 0)"))
+            """), ["ok - drained paused", "ok - open paused", "ok"])
+
+    def test_one_whose_front_end_dies_before_it_began(self):
+        """SEMANTICS 4.11: its own pause is on, nothing was loaded: the next update goes on from there, and ends it."""
+        refused, started, finished = self.main("""
+            finish = await begun("a")
+            with Second() as second:
+                tell(second("llm.start_weight_update()"))
+                second.kill()
+            await finish()
+            tell(await outcome(llm.start_weight_update()))
+            tell(await outcome(llm.finish_weight_update("7")))
+            """)
+        self.assertRegex(refused, "^RuntimeError.*not settled.* - sealed$")
+        self.assertEqual([started, finished], ["ok - drained paused", "ok - open"])
+
     def test_one_whose_version_cannot_be_installed(self):
         """Somebody else's failure: the gate says so, and the engine does not stand still behind it."""
         second, finished, after = self.main("""
             with Second() as second:
                 await llm.start_weight_update()
-                second("asyncio.sleep(setattr(llm, 'refuses', 'one is open') or 0)")
+                second("asyncio.sleep(setattr(llm, 'busy', 'one is open') or 0)")
                 print(second("llm.start_weight_update()"))
                 print(await outcome(llm.finish_weight_update("7")))
                 await asyncio.sleep(0)
@@ -261,6 +281,56 @@ class Updates(Front):
             """)
         self.assertEqual([second, after], ["ValueError: one is open", "after - drained poisoned"])
         self.assertIn("one is open", finished)
+
+
+CORE = """
+    class EngineCore:
+        def __init__(self, vllm_config):
+            pass
+
+        def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+            return [f"{method} in the workers"]
+    """
+
+
+class Poisoned(Front):
+    """SEMANTICS 4.4: a trainer that knows only the engine learns from its error what happened, and each way out."""
+    modules = {"v1/engine/async_llm.py": FRONT, "v1/engine/core.py": CORE}
+
+    def test_a_trainer_that_died_inside_an_update(self):
+        died, ways, answers, again, after = self.main("""
+            from vllm.v1.engine.core import EngineCore
+            core = EngineCore(vllm_config=config)
+            with Second() as second:
+                await llm.pause_generation(mode="wait")
+                second("llm.start_weight_update()")
+                second.kill()
+            told = await outcome(llm.resume_generation())
+            print("ended inside it" in told, "s ago" in told)
+            print(*(way in told for way in ("moor gate acknowledge default", 'moor.attach("default").gate.acknowledge()',
+                                            'POST /collective_rpc {"method": "moor_gate_acknowledge"}')))
+            print("ended inside it" in core.collective_rpc("moor_gate_acknowledge")[0],
+                  core.collective_rpc("moor_gate_acknowledge"), core.collective_rpc("check_health"))
+            print(await outcome(llm.start_weight_update()), await outcome(llm.finish_weight_update("8")))
+            tell(await outcome(llm.resume_generation()))
+            """)
+        self.assertEqual([died, ways], ["True True", "True True True"])
+        self.assertEqual(answers, "True [] ['check_health in the workers']")
+        self.assertEqual([again, after], ["ok ok", "ok - open"])
+
+    def test_a_request_that_waits_for_one_that_is_gone(self):
+        """SEMANTICS 4.11: the front end that closed the gate died before its update began."""
+        told, = self.program("""
+            async def main():
+                with Second() as second:
+                    finish = await begun("a")
+                    second("llm.start_weight_update()")
+                    second.kill()
+                print(await outcome(begun("b")))
+                await finish()
+            asyncio.run(main())
+            """, ENFORCE[:-1] + ', "weights": {"timeout_s": 0.1}}')
+        self.assertRegex(told, "request b.*sealed.*which is gone: the engine's resume or the next update opens it")
 
 
 class Ranks(Adapter):

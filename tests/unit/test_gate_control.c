@@ -41,6 +41,65 @@ static void S4_3_drain_lists_what_is_left_and_stays_sealed(void **state)
     assert_int_equal(process->state->counters[MOOR_C_GATE_DRAIN_TIMEOUTS], 1);
 }
 
+/* One front end pauses and keeps, another drains, installs and opens: what they must know of each other is in the gate's word. */
+static void S4_8_a_kept_gate_is_drained_at_once_for_everybody(void **state)
+{
+    (void)state;
+    moor_ticket ticket = {0};
+    int was_open = 0;
+    assert_ok(enter("kept", 0, 0, &ticket));
+    assert_ok(moor_gate_close(process, MOOR_GATE_KEPT, &was_open));
+    assert_int_equal(was_open, 1);
+    assert_int_equal(status_now().state, MOOR_GATE_SEALED);
+    assert_ok(moor_gate_close(process, MOOR_GATE_OWN, &was_open));
+    assert_int_equal(was_open, 0);
+    assert_int_equal(status_now().flags, MOOR_GATE_KEPT | MOOR_GATE_OWN);
+    assert_int_equal(status_now().seals, 1);
+    assert_ok(moor_gate_close(process, 0, NULL)); /* kept stays, the closing is the caller's own now */
+    assert_int_equal(status_now().flags, MOOR_GATE_KEPT);
+    assert_ok(moor_gate_drain(process, 0));
+    assert_int_equal(status_now().state, MOOR_GATE_SEALED);
+    assert_ok(moor_gate_install(process, "7", 0, NULL));
+    assert_ok(moor_gate_note(process, MOOR_GATE_SESSION, 0));
+    assert_ok(moor_gate_close(process, MOOR_GATE_OWN, NULL));
+    assert_ok(moor_gate_reopen(process, 0));
+    assert_int_equal(status_now().state, MOOR_GATE_OPEN);
+    assert_int_equal(status_now().flags, MOOR_GATE_SESSION); /* an update's, which ends it */
+    assert_ok(moor_gate_note(process, 0, MOOR_GATE_SESSION));
+    assert_int_equal(status_now().flags, 0);
+    assert_ok(moor_gate_seal(process));
+    assert_int_equal(moor_gate_drain(process, 0), MOOR_E_TIMEOUT); /* the next pause keeps nobody */
+    assert_int_equal(moor_gate_install(process, "8", 0, NULL), MOOR_E_STATE);
+    assert_ok(moor_gate_leave(process, &ticket, MOOR_OUTCOME_FINISHED, NULL));
+    assert_ok(moor_gate_drain(process, 0));
+}
+
+static void *drains(void *result)
+{
+    *(moor_status *)result = moor_gate_drain(process, 60);
+    return NULL;
+}
+
+/* A drain that waits learns at once that there is nothing to wait for. */
+static void S4_8_keeping_ends_a_drain(void **state)
+{
+    (void)state;
+    moor_ticket ticket = {0};
+    for (int by_note = 0; by_note < 2; by_note++) {
+        moor_status result = MOOR_E_BROKEN;
+        pthread_t thread;
+        assert_ok(enter("kept", 0, 0, &ticket));
+        assert_ok(moor_gate_seal(process));
+        assert_int_equal(pthread_create(&thread, NULL, drains, &result), 0);
+        assert_ok(by_note ? moor_gate_note(process, MOOR_GATE_KEPT, 0)
+                          : moor_gate_close(process, MOOR_GATE_KEPT, NULL));
+        pthread_join(thread, NULL);
+        assert_ok(result);
+        assert_ok(moor_gate_reopen(process, 0));
+        assert_ok(moor_gate_leave(process, &ticket, MOOR_OUTCOME_FINISHED, NULL));
+    }
+}
+
 /* A list that does not fit says so, and is not cut inside an id. */
 static void S4_3_a_long_list_is_cut_between_ids(void **state)
 {
@@ -81,6 +140,26 @@ static void S4_3_drain_ends_when_the_last_one_settles(void **state)
 }
 
 /* SEMANTICS 4.4 */
+/* Who gets it may know only the engine. */
+static void S4_4_the_error_says_what_happened_and_the_ways_out(void **state)
+{
+    (void)state;
+    static const char *const words[] = {"process 77 ended inside it", "moor gate acknowledge unit",
+                                        "moor.attach(\"unit\").gate.acknowledge()", "poisoned 0 s ago"};
+    moor_ticket ticket = {0};
+    snprintf(process->state->instance, sizeof(process->state->instance), "unit");
+    assert_ok(moor_gate_seal(process));
+    assert_ok(moor_gate_poison(process, "weight update failed: process 77 ended inside it"));
+    assert_int_equal(moor_gate_reopen(process, 0), MOOR_E_POISONED);
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        assert_non_null(strstr(moor_last_error(), words[i]));
+    assert_int_equal(enter("waits", 0, 0, &ticket), MOOR_E_TIMEOUT);
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        assert_non_null(strstr(moor_last_error(), words[i]));
+    assert_ok(moor_gate_acknowledge(process));
+    assert_ok(moor_gate_reopen(process, 0));
+}
+
 static void S4_4_unknown_outcome_poisons_until_acknowledged(void **state)
 {
     (void)state;
@@ -348,7 +427,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         ENFORCED(S4_3_drain_lists_what_is_left_and_stays_sealed),
         ENFORCED(S4_3_a_long_list_is_cut_between_ids),
+        ENFORCED(S4_8_a_kept_gate_is_drained_at_once_for_everybody),
+        ENFORCED(S4_8_keeping_ends_a_drain),
         ENFORCED(S4_3_drain_ends_when_the_last_one_settles),
+        ENFORCED(S4_4_the_error_says_what_happened_and_the_ways_out),
         ENFORCED(S4_4_unknown_outcome_poisons_until_acknowledged),
         ENFORCED(S4_4_poison_wakes_a_drain),
         ENFORCED(S4_5_install_only_when_drained_or_kept),

@@ -107,6 +107,20 @@ static void S4_3_it_tells_when_the_last_request_settles(void **state)
     moor_gate_unwatch(fd);
 }
 
+static void S4_8_it_tells_that_requests_are_kept(void **state)
+{
+    (void)state;
+    moor_ticket ticket = {0};
+    assert_ok(enter("kept", 0, 0, &ticket));
+    assert_ok(moor_gate_seal(process));
+    int fd = watched(MOOR_GATE_FOR_DRAIN);
+    assert_ok(moor_gate_close(process, MOOR_GATE_KEPT, NULL));
+    assert_true(told(fd, LONG_MS));
+    assert_ok(moor_gate_drain(process, 0));
+    moor_gate_unwatch(fd);
+    assert_ok(moor_gate_leave(process, &ticket, MOOR_OUTCOME_FINISHED, NULL));
+}
+
 static void S4_4_it_tells_of_poison(void **state)
 {
     (void)state;
@@ -251,6 +265,7 @@ int main(void)
         ENFORCED(S4_1_it_tells_at_once_what_has_happened),
         ENFORCED(S4_1_it_tells_when_a_cell_is_free),
         ENFORCED(S4_3_it_tells_when_the_last_request_settles),
+        ENFORCED(S4_8_it_tells_that_requests_are_kept),
         ENFORCED(S4_4_it_tells_of_poison),
         ENFORCED(S4_9_it_tells_when_the_update_session_ends),
         ENFORCED(S4_14_a_drain_that_meets_its_deadline_is_counted),

@@ -325,6 +325,11 @@ typedef struct moor_exported { /* from the root to a key, without a hole */
 /* ---- gate ----------------------------------------------------------------------------------------------------- */
 
 enum { MOOR_GATE_OPEN = 0, MOOR_GATE_SEALED = 1, MOOR_GATE_DRAINED = 2 };
+enum { /* what a server's front ends must know of each other; gate_close, gate_note */
+       MOOR_GATE_KEPT = 1,   /* requests in flight live through the pause: drain is over at once, install is allowed */
+       MOOR_GATE_OWN = 2,    /* closed for an update that came without a pause: who ends the update opens the gate */
+       MOOR_GATE_SESSION = 4 /* an update of several calls has begun and not ended */
+};
 
 typedef struct moor_ticket { /* a request's admission; owned by the caller, filled by gate_enter */
     uint64_t id;             /* 0: not admitted */
@@ -354,7 +359,8 @@ typedef struct moor_gate_status {
     uint64_t epoch, in_flight, waiting, sealed_for_ns;
     uint64_t seals, installs, reopens, would_wait; /* would_wait: what enforce would have delayed (observe mode) */
     char label[64], poison_reason[192];
-    uint64_t reserved[4];
+    uint32_t flags, reserved0; /* MOOR_GATE_KEPT and so on */
+    uint64_t reserved[3];
 } moor_gate_status;
 #define MOOR_GATE_STATUS_INIT                                                                                          \
     {                                                                                                                  \
@@ -635,6 +641,11 @@ typedef struct moor_api {
      * answer is dropped, with its leases, when it comes; a barrier's round that the caller is in is broken for all; a gate stays as it is. check
      * is called with no lock held and may call Moor. NULL: no more. Not inherited by other threads. */
     void (*wait_check)(int (*check)(void *user), void *user);
+    /* gate_close: gate_seal with flags MOOR_GATE_KEPT and MOOR_GATE_OWN. At a gate that is closed already KEPT stays once somebody said so
+     * (what is frozen stays frozen), OWN is as the last call says. reopen takes both away. They are the server's and not the
+     * caller's: whoever died, another front end goes on. *was_open may be NULL. gate_note sets and clears flags and does nothing else. */
+    moor_status (*gate_close)(moor_process *process, uint32_t flags, int *was_open);
+    moor_status (*gate_note)(moor_process *process, uint32_t set, uint32_t clear);
 } moor_api;
 
 /* Returns the table of version `want`, or NULL when this library does not have it. *have (may be NULL): the newest it has.

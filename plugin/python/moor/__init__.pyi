@@ -131,6 +131,7 @@ class GateStatus(TypedDict):
     installs: int
     reopens: int
     would_wait: int
+    kept: bool
 
 @final
 class Gate:

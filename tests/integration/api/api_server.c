@@ -117,6 +117,11 @@ static moor_status cmd_enter(char *id)
     return api->gate_enter(process, id, (uint32_t)strlen(id), 0, 0, &ticket);
 }
 
+static moor_status cmd_poison(char *reason)
+{
+    return api->gate_poison(process, reason);
+}
+
 static moor_status cmd_leave(char *unused)
 {
     (void)unused;
@@ -128,9 +133,9 @@ static moor_status run(char *line)
     static const struct {
         const char *name;
         moor_status (*run)(char *);
-    } commands[] = {{"open", cmd_open},   {"record", cmd_record}, {"seal", cmd_seal},
-                    {"alias", cmd_alias}, {"touch", cmd_touch},   {"enter", cmd_enter},
-                    {"leave", cmd_leave}, {"begin", cmd_begin},   {"end", cmd_end}};
+    } commands[] = {{"open", cmd_open},   {"record", cmd_record}, {"seal", cmd_seal},   {"alias", cmd_alias},
+                    {"touch", cmd_touch}, {"enter", cmd_enter},   {"leave", cmd_leave}, {"poison", cmd_poison},
+                    {"begin", cmd_begin}, {"end", cmd_end}};
     char *rest = strchr(line, ' ');
     if (rest)
         *rest++ = 0;

@@ -12,6 +12,7 @@ import tempfile
 import time
 import unittest
 
+import moor as package
 from api_lib import BUILD, LAYER_IDS, LAYERS, TOP_K, ApiTest, ids
 
 MOOR = os.path.join(BUILD, "bin/moor")
@@ -29,14 +30,14 @@ def moor(*args, env=None, program=MOOR):
 
 class Usage(unittest.TestCase):
     def test_help_and_wrong_usage(self):
-        for args in (["--help"], ["run", "--help"], ["status", "--help"], ["dump", "--help"], ["check", "--help"], ["path", "--help"]):
+        for args in (["--help"], ["run", "--help"], ["status", "--help"], ["dump", "--help"], ["gate", "--help"], ["check", "--help"], ["path", "--help"]):
             out = moor(*args)
             self.assertEqual((out.returncode, out.stderr), (0, b""))
             self.assertIn(b"usage: moor", out.stdout)
             self.assertLessEqual(max(map(len, out.stdout.decode().splitlines())), 80, args)
             self.assertIn(b"exit codes" if args[0] != "path" else b"PYTHONPATH", out.stdout)
         for args in ([], ["fly"], ["run"], ["run", "-x"], ["dump"], ["dump", "a", "b"], ["dump", "--json", "--npy", "f", "a"], ["dump", "-t", "x", "a"],
-                     ["status", "a", "b"], ["status", "--json", "--prometheus"], ["status", "--watch=0"], ["path", "x"], ["check", "a", "b"]):
+                     ["status", "a", "b"], ["status", "--json", "--prometheus"], ["status", "--watch=0"], ["gate"], ["gate", "open"], ["gate", "status", "a", "b"], ["path", "x"], ["check", "a", "b"]):
             out = moor(*args)
             self.assertEqual((out.returncode, out.stdout), (2, b""), args)
             self.assertNotEqual(out.stderr, b"")
@@ -185,6 +186,30 @@ class Dump(ApiTest):
         self.assertEqual(out.returncode, 4)
         self.assertIn(b"  x-0-ab\n  x-1-ab\n", out.stderr)
         self.assertLeases(0)
+
+
+class Gate(ApiTest):
+    def gate(self, *args):
+        return moor("gate", *args, "--dir", self.base, "api")
+
+    def test_acknowledge(self):
+        """SEMANTICS 4.4: explicitly, and told what for."""
+        self.assertEqual(self.gate("status").stdout, b"open, 0 in flight, 0 waiting\n")
+        self.assertIn(b"nothing done", self.gate("acknowledge").stdout)
+        self.server("poison", "lost-one")
+        self.store.gate.seal()
+        self.assertIn(b"sealed, 0 in flight, 0 waiting, poisoned: lost-one", self.gate("status").stdout)
+        with self.assertRaises(package.Error) as refused:
+            self.store.gate.reopen(1)
+        for word in ("poisoned", " s ago: lost-one", "moor gate acknowledge api", 'moor.attach("api").gate.acknowledge()'):
+            self.assertIn(word, str(refused.exception))
+        out = self.gate("acknowledge")
+        self.assertEqual(out.stdout, b"acknowledged: lost-one\nsealed, 0 in flight, 0 waiting\n")
+        self.assertEqual(self.store.gate.reopen(1)["state"], "open")
+
+    def test_no_such_instance(self):
+        out = moor("gate", "acknowledge", "--dir", self.base, "nowhere")
+        self.assertEqual((out.returncode, out.stdout), (3, b""))
 
 
 class Status(ApiTest):
