@@ -149,6 +149,7 @@ static const moor_api table = {
     .gate_drain_late = moor_gate_drain_late,
     .hold_seen_by = moor_hold_seen_by,
     .wait_check = moor_wait_check,
+    .attach_own = moor_attach_own,
 };
 
 __attribute__((visibility("default"))) const moor_api *moor_get_api(uint32_t want, uint32_t *have)
