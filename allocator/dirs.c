@@ -4,13 +4,18 @@
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "idhash.h"
 
 #include "../abi/state.h"
 
@@ -177,4 +182,46 @@ moor_status moor_dirs_socket_path(const char *dir, unsigned store_index, char pa
                          whole, length, MOOR_SOCKET_PATH_MAX);
     memcpy(path, whole, (size_t)length + 1);
     return MOOR_OK;
+}
+
+/* The path's hash comes last: who has no descriptor of the directory looks for it (moor_dirs_served_without). */
+int moor_dirs_abstract_name(int dir_fd, const char *dir, unsigned store_index, struct sockaddr_un *name, unsigned *size)
+{
+    struct stat st;
+    if (fstat(dir_fd, &st) < 0)
+        return -1;
+    memset(name, 0, sizeof(*name));
+    name->sun_family = AF_UNIX;
+    int n = snprintf(name->sun_path + 1, sizeof(name->sun_path) - 1, "moor/%llx/%llx/%u/%016llx",
+                     (unsigned long long)st.st_dev, (unsigned long long)st.st_ino, store_index,
+                     (unsigned long long)moor_id_hash(dir, strlen(dir)).lo);
+    *size = (unsigned)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+    return 0;
+}
+
+pid_t moor_dirs_served_without(const char *dir)
+{
+    char line[512], wanted[32];
+    struct ucred peer = {0};
+    FILE *sockets = fopen("/proc/net/unix", "re");
+    snprintf(wanted, sizeof(wanted), "/%016llx", (unsigned long long)moor_id_hash(dir, strlen(dir)).lo);
+    while (sockets && !peer.pid && fgets(line, sizeof(line), sockets)) {
+        struct sockaddr_un name = {.sun_family = AF_UNIX};
+        socklen_t size = sizeof(peer);
+        const char *at = strstr(line, "@moor/");
+        size_t n = at ? strcspn(at, "\n") : 0;
+        if (n < sizeof("@moor/") + 16 || n >= sizeof(name.sun_path) || strncmp(at + n - 17, wanted, 17) != 0)
+            continue;
+        memcpy(name.sun_path + 1, at + 1, n - 1);
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (fd < 0)
+            break;
+        if (connect(fd, (struct sockaddr *)&name, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n)) < 0 ||
+            getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0 || peer.uid != geteuid())
+            peer.pid = 0;
+        close(fd);
+    }
+    if (sockets)
+        fclose(sockets);
+    return peer.pid;
 }

@@ -14,6 +14,7 @@
 #define MOOR_DIRS_H
 
 #include <limits.h>
+#include <sys/types.h>
 
 #include "error.h"
 
@@ -58,5 +59,14 @@ int moor_dirs_name_ok(const char *name);
 
 /* "<dir>/store-<n>.sock"; MOOR_E_INVALID with path and length when it does not fit a socket address. */
 moor_status moor_dirs_socket_path(const char *dir, unsigned store_index, char path[MOOR_SOCKET_PATH_MAX + 1]);
+
+/* A store's name in the abstract namespace, by which it is reached when its file is gone; whose directory dir_fd is tells it from those of
+ * other servers, also of one that has taken its path. 0, or -1 with errno. */
+struct sockaddr_un;
+int moor_dirs_abstract_name(int dir_fd, const char *dir, unsigned store_index, struct sockaddr_un *name,
+                            unsigned *size);
+/* A process that serves a store whose directory was `dir` and has lost it; 0: there is none, or none of our own. A look into /proc, for the texts
+ * of errors. */
+pid_t moor_dirs_served_without(const char *dir);
 
 #endif

@@ -180,6 +180,15 @@ int moor_locks_slot_alive(int locks_fd, uint32_t slot)
     return alive;
 }
 
+int moor_locks_server_lives(int locks_fd)
+{
+    pthread_mutex_lock(&mutex);
+    struct entry *entry = find_fd(locks_fd);
+    int alive = entry && (entry->servers || held_by_other(locks_fd, MOOR_LOCKS_SERVER, NULL));
+    pthread_mutex_unlock(&mutex);
+    return alive;
+}
+
 int moor_locks_other_server(int locks_fd, pid_t *who)
 {
     *who = 0;

@@ -32,6 +32,8 @@ int moor_locks_slot_alive(int locks_fd, uint32_t slot);
 
 /* 1 when a process of the server lives, 0 when none does or the directory has no such file. `others`: not counting us. */
 int moor_locks_server_alive(int dir_fd);
+/* The same for who has joined, also when the file has lost its name. */
+int moor_locks_server_lives(int locks_fd);
 /* *who: one that does, 0 when it cannot be named (another PID namespace). */
 int moor_locks_other_server(int locks_fd, pid_t *who);
 /* Many slots at once, without joining: where alive[s] is not 0 it is asked for, and stays 1 when the slot's byte is held (by another

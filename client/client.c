@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,19 +20,19 @@
 
 enum {
     SETTLED_MS = 100, /* coarser than any clock that files are stamped by */
-    LOOK_MS = 20,     /* how often attach looks again */
-    ANSWER_S = 5      /* a store that does not answer for so long after it should is given up */
+    LOOK_MS = 20      /* how often attach looks again */
 };
 
 struct moor_client {
     pid_t pid;
     moor_located where;
     int dir_fd;
-    uint64_t patience_ns; /* ANSWER_S, or less for one who only has a look */
+    uint64_t patience_ns; /* MOOR_CLIENT_PATIENCE_S, or less for one who only has a look */
     pthread_mutex_t mutex;
     moor_connection *stores[MOOR_CLIENT_STORES];
     moor_connection
         *hung[MOOR_CLIENT_STORES]; /* of stores that did not answer: left alone until something comes from them */
+    _Atomic int knows_removed;     /* that somebody has removed the directory */
     struct timespec seen;          /* the directory's mtime when it was last read; 0: read it again */
     moor_client
         *sessions; /* the same without a record ever: its connections, and so what hangs on them, outlive a fork */
@@ -79,11 +80,14 @@ static int still_hung(moor_client *client, uint32_t index, int there)
     return still;
 }
 
-static moor_status connect_store(moor_client *client, uint32_t index)
+static moor_status connect_store(moor_client *client, uint32_t index, int without_file)
 {
     moor_connection *connection;
-    moor_status status = moor_connection_open(client->where.dir, client->where.name, index,
-                                              moor_now_ns() + client->patience_ns, &connection);
+    uint64_t deadline_ns = moor_now_ns() + client->patience_ns;
+    moor_status status =
+        without_file ? moor_connection_open_without_file(client->dir_fd, client->where.dir, client->where.name, index,
+                                                         deadline_ns, &connection)
+                     : moor_connection_open(client->where.dir, client->where.name, index, deadline_ns, &connection);
     if (status == MOOR_E_CLOSED)
         return MOOR_OK; /* about to come, or a killed worker's: no store to be asked */
     if (status && status != MOOR_E_TIMEOUT)
@@ -123,61 +127,6 @@ static struct timespec settled(const struct timespec *mtime)
     return ms > SETTLED_MS ? *mtime : (struct timespec){0};
 }
 
-/* A client is of one server's life: the next one of that name has another directory, other weights and gate, and perhaps the same ids for
- * other requests. */
-moor_status moor_client_lives(const moor_client *client)
-{
-    struct stat st;
-    if (fstat(client->dir_fd, &st) == 0 && st.st_nlink > 0 && moor_locks_server_alive(client->dir_fd))
-        return MOOR_OK;
-    return moor_fail(MOOR_E_CLOSED, "the server of instance \"%s\" in %s is gone; attach finds the next one",
-                     client->where.name, client->where.dir);
-}
-
-/* Connects to stores that appeared. Cheap when nothing changed: one fstat. MOOR_E_CLOSED: the instance is gone. */
-static moor_status refresh(moor_client *client)
-{
-    struct stat st;
-    struct dirent *entry;
-    moor_status status = MOOR_OK;
-    uint64_t sockets = 0; /* bit n: that of store n is there */
-    int all_known = 1, there = fstat(client->dir_fd, &st) == 0 && st.st_nlink > 0;
-    if (there && unchanged(client, &st.st_mtim))
-        return MOOR_OK;
-    struct timespec settled_at = there ? settled(&st.st_mtim) : (struct timespec){0}; /* before it is read */
-    status = moor_client_lives(client);
-    if (status)
-        return status;
-    for (uint32_t i = 0; i < MOOR_CLIENT_STORES; i++)
-        known(client, i); /* drops the spent ones */
-    int copy = openat(client->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = copy >= 0 ? fdopendir(copy) : NULL;
-    if (!dir) {
-        if (copy >= 0)
-            close(copy);
-        return moor_fail(MOOR_E_IO, "directory %s cannot be read", client->where.dir);
-    }
-    while (!status && (entry = readdir(dir))) {
-        unsigned index;
-        int end = 0;
-        if (sscanf(entry->d_name, "store-%u.sock%n", &index, &end) != 1 || !end || entry->d_name[end] ||
-            index >= MOOR_CLIENT_STORES)
-            continue;
-        sockets |= 1ull << index;
-        if (!known(client, index) && !still_hung(client, index, 1))
-            status = connect_store(client, index);
-        all_known &= known(client, index);
-    }
-    closedir(dir);
-    for (uint32_t i = 0; i < MOOR_CLIENT_STORES; i++)
-        if (!(sockets >> i & 1))
-            still_hung(client, i, 0);
-    pthread_mutex_lock(&client->mutex);
-    client->seen = status || !all_known ? (struct timespec){0} : settled_at;
-    pthread_mutex_unlock(&client->mutex);
-    return status;
-}
-
 /* The live connections, one reference each. *spent: one of them was handed on to a forked child since they were looked at; asked only once
  * it is retained, after which nobody closes it. */
 static uint32_t take_all(moor_client *client, moor_connection *out[MOOR_CLIENT_STORES], int *spent)
@@ -200,10 +149,109 @@ static void give_all(moor_connection **connections, uint32_t n)
         moor_connection_release(connections[i]);
 }
 
+/* Asks the sockets: who has a connection need not have used it since its store went. */
+static int any_live(moor_client *client)
+{
+    moor_connection *connections[MOOR_CLIENT_STORES];
+    int live = 0, spent;
+    uint32_t n = take_all(client, connections, &spent);
+    for (uint32_t i = 0; i < n; i++)
+        moor_connection_look(connections[i]);
+    give_all(connections, n);
+    for (uint32_t i = 0; i < MOOR_CLIENT_STORES; i++)
+        live |= known(client, i) || still_hung(client, i, 1); /* drops the spent ones */
+    return live;
+}
+
+static int has_files(const moor_client *client)
+{
+    struct stat st;
+    return fstat(client->dir_fd, &st) == 0 && st.st_nlink > 0 && moor_locks_server_alive(client->dir_fd);
+}
+
+/* A client is of one server's life: the next one of that name has another directory, other weights and gate, and perhaps the same ids for
+ * other requests. */
+moor_status moor_client_lives(moor_client *client)
+{
+    if (has_files(client) || any_live(client))
+        return MOOR_OK;
+    return moor_fail(MOOR_E_CLOSED, "the server of instance \"%s\" in %s is gone; attach finds the next one",
+                     client->where.name, client->where.dir);
+}
+
+moor_status moor_client_has_files(moor_client *client, const char *what)
+{
+    moor_status status = has_files(client) ? MOOR_OK : moor_client_lives(client);
+    if (status || has_files(client))
+        return status;
+    return moor_fail(
+        MOOR_E_CLOSED,
+        "%s: the files of instance \"%s\" in %s were removed while its server runs; it must be started again", what,
+        client->where.name, client->where.dir);
+}
+
+/* Its directory was removed, by somebody or by the server that ended. A server that lives is used over the connections that there are;
+ * those that are missing are looked for once by the stores' other names, and again when none is left. */
+static moor_status refresh_removed(moor_client *client)
+{
+    moor_status status = MOOR_OK;
+    if (atomic_exchange(&client->knows_removed, 1) && any_live(client))
+        return MOOR_OK;
+    for (uint32_t i = 0; i < MOOR_CLIENT_STORES && !status; i++)
+        if (!known(client, i) && !still_hung(client, i, 1))
+            status = connect_store(client, i, 1);
+    return status ? status : moor_client_lives(client);
+}
+
+/* Connects to stores that appeared. Cheap when nothing changed: one fstat. MOOR_E_CLOSED: the instance is gone. */
+static moor_status refresh(moor_client *client)
+{
+    struct stat st;
+    struct dirent *entry;
+    moor_status status = MOOR_OK;
+    uint64_t sockets = 0; /* bit n: that of store n is there */
+    int all_known = 1, there = fstat(client->dir_fd, &st) == 0 && st.st_nlink > 0;
+    if (there && unchanged(client, &st.st_mtim))
+        return MOOR_OK;
+    if (!there)
+        return refresh_removed(client);
+    struct timespec settled_at = settled(&st.st_mtim); /* before it is read */
+    status = moor_client_lives(client);
+    if (status)
+        return status;
+    for (uint32_t i = 0; i < MOOR_CLIENT_STORES; i++)
+        known(client, i); /* drops the spent ones */
+    int copy = openat(client->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = copy >= 0 ? fdopendir(copy) : NULL;
+    if (!dir) {
+        if (copy >= 0)
+            close(copy);
+        return moor_fail(MOOR_E_IO, "directory %s cannot be read", client->where.dir);
+    }
+    while (!status && (entry = readdir(dir))) {
+        unsigned index;
+        int end = 0;
+        if (sscanf(entry->d_name, "store-%u.sock%n", &index, &end) != 1 || !end || entry->d_name[end] ||
+            index >= MOOR_CLIENT_STORES)
+            continue;
+        sockets |= 1ull << index;
+        if (!known(client, index) && !still_hung(client, index, 1))
+            status = connect_store(client, index, 0);
+        all_known &= known(client, index);
+    }
+    closedir(dir);
+    for (uint32_t i = 0; i < MOOR_CLIENT_STORES; i++)
+        if (!(sockets >> i & 1))
+            still_hung(client, i, 0);
+    pthread_mutex_lock(&client->mutex);
+    client->seen = status || !all_known ? (struct timespec){0} : settled_at;
+    pthread_mutex_unlock(&client->mutex);
+    return status;
+}
+
 /* ---- attach ----------------------------------------------------------------------------------------------------- */
 
-/* dir_fd: of where->dir, the client's from here on. */
-static moor_status make(const moor_located *where, int dir_fd, uint64_t patience_ns, moor_client **out)
+moor_status moor_client_make_at(const moor_located *where, int dir_fd, double patience, moor_client **out)
 {
     moor_client *client = calloc(1, sizeof(*client));
     if (!client) {
@@ -213,22 +261,32 @@ static moor_status make(const moor_located *where, int dir_fd, uint64_t patience
     client->pid = getpid();
     client->where = *where;
     client->dir_fd = dir_fd;
-    client->patience_ns = patience_ns;
+    client->patience_ns = (uint64_t)(patience * 1e9);
     pthread_mutex_init(&client->mutex, NULL);
-    moor_status status = refresh(client);
-    if (status) {
-        moor_detach(client);
-        return status;
-    }
     *out = client;
     return MOOR_OK;
+}
+
+/* The same, connected. */
+static moor_status make(const moor_located *where, int dir_fd, double patience, moor_client **out)
+{
+    moor_client *client;
+    moor_status status = moor_client_make_at(where, dir_fd, patience, &client);
+    if (status)
+        return status;
+    status = refresh(client);
+    if (status)
+        moor_detach(client);
+    else
+        *out = client;
+    return status;
 }
 
 moor_status moor_client_make(const moor_located *where, double patience, moor_client **out)
 {
     int dir_fd;
     moor_status status = moor_dirs_open(where->dir, 0, &dir_fd);
-    return status ? status : make(where, dir_fd, (uint64_t)(patience * 1e9), out);
+    return status ? status : make(where, dir_fd, patience, out);
 }
 
 moor_status moor_client_for_sessions(moor_client *client, moor_client **out)
@@ -241,7 +299,7 @@ moor_status moor_client_for_sessions(moor_client *client, moor_client **out)
     moor_client *made = NULL;
     int dir_fd = fcntl(client->dir_fd, F_DUPFD_CLOEXEC, 0);
     moor_status status = dir_fd < 0 ? moor_fail_errno(MOOR_E_IO, errno, "no descriptor for %s", client->where.dir)
-                                    : make(&client->where, dir_fd, client->patience_ns, &made);
+                                    : make(&client->where, dir_fd, (double)client->patience_ns * 1e-9, &made);
     if (status)
         return status;
     pthread_mutex_lock(&client->mutex);
@@ -264,10 +322,10 @@ moor_status moor_attach(const char *instance, const char *dir, double timeout, m
         moor_located where;
         moor_status status = moor_locate(instance, dir, &where);
         if (!status)
-            status = moor_client_make(&where, ANSWER_S, out);
+            status = moor_client_make(&where, MOOR_CLIENT_PATIENCE_S, out);
         /* CLOSED, NOT_FOUND: it is going, or not there yet. */
         if ((status != MOOR_E_NOT_FOUND && status != MOOR_E_CLOSED) || moor_now_ns() >= deadline_ns)
-            return status;
+            return status == MOOR_E_NOT_FOUND ? moor_locate_why(instance, dir) : status;
         if (moor_interrupted())
             return moor_fail(MOOR_E_INTERRUPTED, "attach: interrupted while it waited for the server");
         moor_sleep_ms(LOOK_MS, deadline_ns);

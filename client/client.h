@@ -20,6 +20,7 @@
 #include "record.h"
 
 moor_status moor_attach(const char *instance, const char *dir, double timeout, moor_client **out);
+enum { MOOR_CLIENT_PATIENCE_S = 5 }; /* a store that does not answer for so long after it should is given up */
 void moor_detach(moor_client *client);
 const char *moor_client_instance(const moor_client *client);
 
@@ -37,6 +38,8 @@ moor_status moor_client_truncate_within(moor_client *client, const char *id, uin
 /* Attaches to what moor_locate found, without waiting for it. patience: seconds after which a store that does not answer is
  * given up (5 for moor_attach). */
 moor_status moor_client_make(const moor_located *where, double patience, moor_client **out);
+/* Of the instance whose directory dir_fd is, whatever has become of its name; takes dir_fd, also when it fails. Nothing is connected yet. */
+moor_status moor_client_make_at(const moor_located *where, int dir_fd, double patience, moor_client **out);
 /* The client that sessions are asked for by. A session ends with the connection it was started over, and over these no record is opened, so
  * that no fork hands them on. Made when first needed, and the client's. */
 moor_status moor_client_for_sessions(moor_client *client, moor_client **out);
@@ -53,7 +56,9 @@ int moor_client_dir_fd(const moor_client *client);
 moor_status moor_client_store_stats(moor_client *client, double timeout, char **json);
 moor_status moor_client_check(const moor_client *client, const char *what);
 /* MOOR_E_CLOSED when its server is gone. */
-moor_status moor_client_lives(const moor_client *client);
+moor_status moor_client_lives(moor_client *client);
+/* For what needs the state: MOOR_E_CLOSED also when the server lives and its files were removed. */
+moor_status moor_client_has_files(moor_client *client, const char *what);
 /* Opens by handle at the store with this nonce: how a ref is resolved. */
 moor_status moor_client_open_handle(moor_client *client, uint32_t store_index, uint32_t nonce, moor_handle handle,
                                     moor_record **out);

@@ -232,6 +232,17 @@ static moor_status allocate(const char *instance, moor_connection **out)
 
 static const char gone[] = "the store's process is gone";
 
+void moor_connection_look(moor_connection *connection)
+{
+    if (connection->pid != getpid())
+        return;
+    pthread_mutex_lock(&connection->mutex);
+    struct pollfd poll_fd = {connection->inherit.fd, POLLRDHUP, 0};
+    if (!connection->dead && poll(&poll_fd, 1, 0) == 1)
+        kill_locked(connection, gone);
+    pthread_mutex_unlock(&connection->mutex);
+}
+
 /* Text of what went wrong, or NULL. */
 static const char *receive(moor_connection *connection)
 {
@@ -614,19 +625,31 @@ void moor_connection_post_release(moor_connection *connection, uint64_t handle)
 
 /* ---- opening ---------------------------------------------------------------------------------------------------- */
 
-static moor_status connect_to(moor_connection *connection, const char *dir, uint64_t deadline_ns)
+/* Anybody may take a name in the abstract namespace; what listens on ours must be of our user. */
+static int is_ours(int fd)
+{
+    struct ucred peer = {0};
+    socklen_t size = sizeof(peer);
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+}
+
+/* dir_fd: -1, or of a directory whose files were removed. */
+static moor_status connect_to(moor_connection *connection, int dir_fd, const char *dir, uint64_t deadline_ns)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
+    socklen_t address_size = sizeof(address);
     char path[MOOR_SOCKET_PATH_MAX + 1];
     moor_status status = moor_dirs_socket_path(dir, connection->shape.store_index, path);
     if (status)
         return status;
     memcpy(address.sun_path, path, sizeof(path));
+    if (dir_fd >= 0 && moor_dirs_abstract_name(dir_fd, dir, connection->shape.store_index, &address, &address_size))
+        return moor_fail_errno(MOOR_E_IO, errno, "%s: its directory", path);
     int fd = moor_inherit_socket(&connection->inherit);
     if (fd < 0)
         return moor_fail_errno(MOOR_E_IO, errno, "%s: socket", path);
     /* EAGAIN: its queue of newcomers is full. */
-    while (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
+    while (connect(fd, (struct sockaddr *)&address, address_size) < 0) {
         int err = errno;
         if (err == EINTR)
             continue;
@@ -642,11 +665,11 @@ static moor_status connect_to(moor_connection *connection, const char *dir, uint
             return moor_fail_errno(err == ECONNREFUSED || err == ENOENT ? MOOR_E_CLOSED : MOOR_E_IO, err, "%s", path);
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
-    return MOOR_OK;
+    return dir_fd < 0 || is_ours(fd) ? MOOR_OK : moor_fail(MOOR_E_CLOSED, "%s: nobody of ours listens", path);
 }
 
-moor_status moor_connection_open(const char *dir, const char *instance, uint32_t store_index, uint64_t deadline_ns,
-                                 moor_connection **out)
+static moor_status open_by(int dir_fd, const char *dir, const char *instance, uint32_t store_index,
+                           uint64_t deadline_ns, moor_connection **out)
 {
     moor_connection *connection = NULL;
     moor_wire_hello hello = {.magic = MOOR_WIRE_MAGIC, .version = MOOR_WIRE_VERSION, .pid = (uint32_t)getpid()};
@@ -656,7 +679,7 @@ moor_status moor_connection_open(const char *dir, const char *instance, uint32_t
     if (status)
         return status;
     connection->shape.store_index = store_index;
-    status = connect_to(connection, dir, deadline_ns);
+    status = connect_to(connection, dir_fd, dir, deadline_ns);
     if (!status)
         status = moor_connection_call(connection, MOOR_WIRE_HELLO, &hello, sizeof(hello), NULL, 0, deadline_ns,
                                       &payload, &n);
@@ -669,4 +692,16 @@ moor_status moor_connection_open(const char *dir, const char *instance, uint32_t
     *out = connection;
     return status ? moor_fail(MOOR_E_TIMEOUT, "store %u of instance \"%s\" does not answer", store_index, instance)
                   : status;
+}
+
+moor_status moor_connection_open(const char *dir, const char *instance, uint32_t store_index, uint64_t deadline_ns,
+                                 moor_connection **out)
+{
+    return open_by(-1, dir, instance, store_index, deadline_ns, out);
+}
+
+moor_status moor_connection_open_without_file(int dir_fd, const char *dir, const char *instance, uint32_t store_index,
+                                              uint64_t deadline_ns, moor_connection **out)
+{
+    return open_by(dir_fd, dir, instance, store_index, deadline_ns, out);
 }

@@ -37,6 +37,9 @@ typedef struct moor_shape { /* of a store's rows; layer_ids lives as long as the
  * connection, the caller's. */
 moor_status moor_connection_open(const char *dir, const char *instance, uint32_t store_index, uint64_t deadline_ns,
                                  moor_connection **out);
+/* The same for a store whose files were removed: by the name that it has without them (allocator/dirs.h). */
+moor_status moor_connection_open_without_file(int dir_fd, const char *dir, const char *instance, uint32_t store_index,
+                                              uint64_t deadline_ns, moor_connection **out);
 void moor_connection_disown(moor_connection *connection); /* what open gave */
 /* One that is handed on to a forked child is closed with its last user, whether or not its owner looks again. */
 moor_connection *moor_connection_retain(moor_connection *connection);
@@ -48,6 +51,8 @@ int moor_connection_handed_on(const moor_connection *connection);
 int moor_connection_hung(moor_connection *connection);
 /* Of a hung one: 1 once something came from the store after all, or it is gone, so that it is worth another look. Does not wait. */
 int moor_connection_stirs(moor_connection *connection);
+/* Asks the socket whether the store has closed it, and makes it dead then. Does not wait. */
+void moor_connection_look(moor_connection *connection);
 pid_t moor_connection_pid(const moor_connection *connection);
 const moor_shape *moor_connection_shape(const moor_connection *connection);
 

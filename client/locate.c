@@ -35,16 +35,19 @@ static void list_living(void *user, int base_fd, const char *name)
         note(listing->look, "; %s/%s lives", listing->base, name);
 }
 
+static const char *name_of(const char *given)
+{
+    const char *env = getenv("MOOR_INSTANCE");
+    return given && given[0] ? given : env && env[0] ? env : "default";
+}
+
 moor_status moor_locate(const char *instance, const char *dir, moor_located *out)
 {
     moor_dirs dirs;
     struct look seen = {.used = 0}, matches = {.used = 0};
     struct stat st, first = {0};
     int found = 0;
-    if (!instance || !instance[0])
-        instance = getenv("MOOR_INSTANCE");
-    if (!instance || !instance[0])
-        instance = "default";
+    instance = name_of(instance);
     if (!moor_dirs_name_ok(instance))
         return moor_fail(MOOR_E_INVALID, "\"%.100s\" is no instance name: 1 to %d letters, digits, '.', '_', '-'",
                          instance, MOOR_NAME_MAX);
@@ -85,4 +88,23 @@ moor_status moor_locate(const char *instance, const char *dir, moor_located *out
         return moor_fail(MOOR_E_NOT_FOUND, "no live instance \"%s\" in %s%s", instance, looked, seen.text);
     }
     return MOOR_OK;
+}
+
+moor_status moor_locate_why(const char *instance, const char *dir)
+{
+    char path[PATH_MAX], before[MOOR_ERROR_TEXT];
+    moor_dirs dirs;
+    snprintf(before, sizeof(before), "%s", moor_last_error());
+    moor_status status = moor_dirs_candidates(dir, &dirs);
+    for (int i = 0; i < dirs.n && !status; i++) {
+        snprintf(path, sizeof(path), "%.*s/%s", PATH_MAX - MOOR_NAME_MAX - 2, dirs.path[i], name_of(instance));
+        pid_t pid = moor_dirs_served_without(path);
+        if (pid)
+            return moor_fail(MOOR_E_NOT_FOUND,
+                             "the files of instance \"%s\" in %s were removed while its server (pid %d) runs: nobody "
+                             "new can attach until "
+                             "it is started again",
+                             name_of(instance), path, (int)pid);
+    }
+    return moor_fail(MOOR_E_NOT_FOUND, "%s", before);
 }

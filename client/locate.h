@@ -17,4 +17,7 @@ typedef struct moor_located {
  * directory that somebody named. MOOR_E_NOT_FOUND lists what lives in those directories, MOOR_E_AMBIGUOUS what matches. */
 moor_status moor_locate(const char *instance, const char *dir, moor_located *out);
 
+/* Once more, by who will not look again: the error says when the instance has lost its files while its server runs. MOOR_E_NOT_FOUND. */
+moor_status moor_locate_why(const char *instance, const char *dir);
+
 #endif

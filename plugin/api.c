@@ -151,6 +151,7 @@ static const moor_api table = {
     .wait_check = moor_wait_check,
     .gate_close = moor_gate_close,
     .gate_note = moor_gate_note,
+    .attach_own = moor_attach_own,
 };
 
 __attribute__((visibility("default"))) const moor_api *moor_get_api(uint32_t want, uint32_t *have)

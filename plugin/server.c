@@ -17,9 +17,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../allocator/dirs.h"
 #include "../allocator/forkfd.h"
 #include "../hooks/persist.h"
+#include "address.h"
 #include "peer.h"
 #include "process.h"
 #include "saver.h"
@@ -32,7 +32,7 @@ enum {
     TICK_IDLE_MS = 20,
     EXPIRE_MS = 1000,
     STOP_MS = 5000,
-    FIXED_FDS = 3 /* wake, notify, listen: the first entries of the poll set */
+    FIXED_FDS = 4 /* wake, notify, listen twice: the first entries of the poll set */
 };
 
 struct connection {
@@ -46,9 +46,9 @@ typedef struct moor_server {
     moor_peer_home home;
     moor_saver saver;
     pthread_t thread;
-    int listen_fd, wake_fd;
+    moor_address address;
+    int wake_fd;
     _Atomic int stop;
-    char path[MOOR_SOCKET_PATH_MAX + 1];
     uint64_t next_client, accept_again_ns, next_expire_ns;
     uint32_t n;
     struct connection connections[MAX_CLIENTS];
@@ -148,10 +148,10 @@ static void connection_add(moor_server *server, int fd, uint64_t now_ns)
     }
 }
 
-static void accept_all(moor_server *server, uint64_t now_ns)
+static void accept_all(moor_server *server, int listen_fd, uint64_t now_ns)
 {
     while (server->n < MAX_CLIENTS) {
-        int fd = accept4(server->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
             /* Out of descriptors, say: the socket stays readable, so look away for a moment. */
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
@@ -189,7 +189,8 @@ static void poll_set(moor_server *server, uint64_t now_ns)
     int listening = server->n < MAX_CLIENTS && now_ns >= server->accept_again_ns;
     server->polls[0] = (struct pollfd){server->wake_fd, POLLIN, 0};
     server->polls[1] = (struct pollfd){moor_records_notify_fd(server->home.store->records), POLLIN, 0};
-    server->polls[2] = (struct pollfd){listening ? server->listen_fd : -1, POLLIN, 0};
+    server->polls[2] = (struct pollfd){listening ? server->address.fd : -1, POLLIN, 0};
+    server->polls[3] = (struct pollfd){listening ? server->address.spare_fd : -1, POLLIN, 0};
     for (uint32_t i = 0; i < server->n; i++) {
         const struct connection *connection = &server->connections[i];
         size_t queued = moor_peer_queued(connection->peer);
@@ -267,10 +268,13 @@ static void *server_main(void *user)
             moor_records_notified(records);
         serve_connections(server, polled, now_ns);
         if (server->polls[2].revents)
-            accept_all(server, now_ns);
+            accept_all(server, server->address.fd, now_ns);
+        if (server->polls[3].revents)
+            accept_all(server, server->address.spare_fd, now_ns);
         serve_waiting(server, notified, now_ns);
         if (now_ns >= server->next_expire_ns) {
             moor_records_expire(records, now_ns);
+            moor_address_tend(&server->address, now_ns);
             server->next_expire_ns = now_ns + EXPIRE_MS * 1000000ull;
         }
     }
@@ -281,69 +285,6 @@ static void *server_main(void *user)
 
 /* ---- start and stop --------------------------------------------------------------------------------------------- */
 
-/* One process at a time looks whether a socket is a dead one's and puts its own in that place; another would remove the new one. */
-static moor_status lock_sockets(const moor_process *process, int *fd)
-{
-    int lock = openat(moor_process_dir_fd(process), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (lock < 0)
-        return moor_fail_errno(MOOR_E_IO, errno, "directory %s cannot be opened", process->dir);
-    moor_status status = moor_dirs_lock(lock, process->dir, STOP_MS / 1000);
-    if (status)
-        close(lock);
-    else
-        *fd = lock;
-    return status;
-}
-
-static void unlock_sockets(int lock)
-{
-    flock(lock, LOCK_UN); /* a child that was forked just now may have the descriptor too */
-    close(lock);
-}
-
-/* 1 when somebody listens on the path. */
-static int is_served(const struct sockaddr_un *address)
-{
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return 1;
-    int served = connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0 ||
-                 (errno != ECONNREFUSED && errno != ENOENT);
-    close(fd);
-    return served;
-}
-
-static moor_status listen_on(moor_server *server)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    memcpy(address.sun_path, server->path, sizeof(server->path));
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return moor_fail_errno(MOOR_E_IO, errno, "%s: socket", server->path);
-    int rc = bind(fd, (struct sockaddr *)&address, sizeof(address));
-    if (rc < 0 && errno == EADDRINUSE) {
-        if (is_served(&address)) {
-            close(fd);
-            return moor_fail(MOOR_E_EXISTS, "%s is served by a live process", server->path);
-        }
-        unlink(server->path); /* of a worker that was killed */
-        rc = bind(fd, (struct sockaddr *)&address, sizeof(address));
-    }
-    if (rc < 0 || listen(fd, 128) < 0) {
-        int err = errno;
-        close(fd);
-        return moor_fail_errno(MOOR_E_IO, err, "%s cannot be listened on", server->path);
-    }
-    moor_status status = moor_forkfd_add(fd);
-    if (status) {
-        close(fd);
-        unlink(server->path);
-        return status;
-    }
-    server->listen_fd = fd;
-    return MOOR_OK;
-}
-
 static moor_status start_thread(moor_server *server)
 {
     sigset_t all, before;
@@ -352,17 +293,14 @@ static moor_status start_thread(moor_server *server)
     int err = pthread_create(&server->thread, NULL, server_main, server);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (err)
-        return moor_fail_errno(MOOR_E_NOMEM, err, "%s: no thread", server->path);
+        return moor_fail_errno(MOOR_E_NOMEM, err, "%s: no thread", server->address.path);
     pthread_setname_np(server->thread, "moor-store");
     return MOOR_OK;
 }
 
 static void server_free(moor_server *server)
 {
-    if (server->listen_fd >= 0) {
-        unlink(server->path);
-        moor_forkfd_close(server->listen_fd);
-    }
+    moor_address_close(&server->address);
     if (server->wake_fd >= 0)
         close(server->wake_fd);
     free(server);
@@ -383,19 +321,12 @@ static moor_status server_make(moor_process *process, const moor_store_args *arg
                                     .saver = &server->saver};
     if (getrandom(&server->home.nonce, sizeof(server->home.nonce), GRND_NONBLOCK) < 0)
         server->home.nonce = (uint32_t)moor_now_ns();
-    server->listen_fd = -1;
+    server->address.fd = server->address.spare_fd = -1;
     server->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     moor_saver_init(&server->saver, server->wake_fd);
     moor_status status = server->wake_fd >= 0 ? MOOR_OK : moor_fail_errno(MOOR_E_IO, errno, "eventfd");
     if (!status)
-        status = moor_dirs_socket_path(process->dir, args->store_index, server->path);
-    int lock = -1;
-    if (!status)
-        status = lock_sockets(process, &lock);
-    if (!status) {
-        status = listen_on(server);
-        unlock_sockets(lock);
-    }
+        status = moor_address_open(&server->address, process, args->store_index);
     if (status)
         server_free(server);
     else

@@ -5,7 +5,7 @@
  * store_open and store_close are called by hosts through the ABI. One thread per store ("moor-store", all signals blocked)
  * waits in poll: it accepts consumers of our uid, feeds their bytes to plugin/peer.c, sends what comes back, answers waiting
  * opens when records are sealed or deadlines pass, drains the seal ring, and runs the keep policy once a second. All
- * sockets are non-blocking; nobody can make it wait. Owns the socket, its file, the connections and the thread; no lock:
+ * sockets are non-blocking; nobody can make it wait. Owns the address, the connections and the thread; no lock:
  * everything but the stop flag belongs to the thread.
  */
 #ifndef MOOR_SERVER_H

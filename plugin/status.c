@@ -273,6 +273,8 @@ moor_status moor_status_text(const char *instance, const char *dir, const char *
     else
         return moor_fail(MOOR_E_INVALID, "status_text: format \"%.40s\" is none of json, prometheus, human", format);
     moor_status status = moor_locate(instance, dir, &where);
+    if (status == MOOR_E_NOT_FOUND)
+        return moor_locate_why(instance, dir);
     if (!status)
         status = moor_dirs_open(where.dir, 0, &dir_fd);
     if (status)
@@ -289,7 +291,7 @@ moor_status moor_client_stats(moor_client *client, char **json, size_t *len)
     if (!status && (!json || !len))
         status = moor_fail(MOOR_E_INVALID, "client_stats: json or len is NULL");
     if (!status)
-        status = moor_client_lives(client);
+        status = moor_client_has_files(client, "client_stats");
     if (!status)
         status = collect(moor_client_where(client), moor_client_dir_fd(client), client, &document);
     return status ? status : render(document, to_json, json, len);

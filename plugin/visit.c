@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "visit.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +12,7 @@
 #include "../client/client.h"
 #include "../hooks/barrier.h"
 #include "../hooks/gate.h"
+#include "process.h"
 #include "state.h"
 
 struct visit {
@@ -62,10 +65,11 @@ static moor_status visit_of(moor_client *client, const char *what, struct visit 
         return status;
     const moor_located *where = moor_client_where(client);
     int dir_fd = moor_client_dir_fd(client);
-    status = moor_client_lives(client); /* also later: the state of a dead server answers, and means nothing */
+    struct visit *visit = moor_client_visit(client);
+    /* Also later: the state of a dead server answers, and means nothing. */
+    status = visit && moor_locks_server_lives(visit->locks_fd) ? MOOR_OK : moor_client_has_files(client, what);
     if (status)
         return status;
-    struct visit *visit = moor_client_visit(client);
     if (visit) {
         *out = visit;
         return MOOR_OK;
@@ -111,4 +115,20 @@ moor_status moor_barrier_arrive(moor_client *client, const char *name, uint32_t 
     struct visit *visit;
     moor_status status = visit_of(client, "barrier_arrive", &visit);
     return status ? status : moor_barrier_client(&visit->member, name, size, rank, timeout, result);
+}
+
+moor_status moor_attach_own(moor_process *process, moor_client **out)
+{
+    moor_status status = moor_process_check(process, "attach_own");
+    moor_located where = {.name = ""};
+    if (!status && !out)
+        status = moor_fail(MOOR_E_INVALID, "attach_own: out is NULL");
+    if (status)
+        return status;
+    snprintf(where.name, sizeof(where.name), "%.*s", MOOR_NAME_MAX, process->instance);
+    memcpy(where.dir, process->dir, sizeof(where.dir));
+    int dir_fd = fcntl(moor_process_dir_fd(process), F_DUPFD_CLOEXEC, 0);
+    if (dir_fd < 0)
+        return moor_fail_errno(MOOR_E_IO, errno, "attach_own: %s", where.dir);
+    return moor_client_make_at(&where, dir_fd, MOOR_CLIENT_PATIENCE_S, out);
 }

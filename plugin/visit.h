@@ -15,5 +15,8 @@ moor_status moor_client_gate(moor_client *client, const char *verb, const char *
                              moor_gate_status *out);
 moor_status moor_barrier_arrive(moor_client *client, const char *name, uint32_t size, uint32_t rank, double timeout,
                                 moor_barrier_result *result);
+/* The client of the process' own instance, by the directory that it has open: at once, also when nothing is left of its name, and never another
+ * server's that has taken the name. */
+moor_status moor_attach_own(moor_process *process, moor_client **out);
 
 #endif

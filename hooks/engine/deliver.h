@@ -23,4 +23,13 @@ PyObject *moor_deliver_array(const moor_delivery *delivery);
 /* record.deliver = ref: "moor1:…" str. */
 PyObject *moor_deliver_ref(const moor_delivery *delivery);
 
+/* In an event loop nothing may wait for a store, which can be slow, hung or gone. There a note takes the field's place, and the join point of
+ * the asynchronous generator by which the response leaves awaits what it stands for: a thread delivers. */
+
+/* encode: an array as the text of its base64. New reference. */
+PyObject *moor_deliver_later(const moor_delivery *delivery, int encode);
+/* For an item callback to return: settles the notes of what the item has, an object with a "routed_experts" (an attribute or a dict's key)
+ * or a list of such. A field that cannot be delivered is None, or no key. */
+int moor_deliver_settle(moor_jp_call *call, PyObject *one_or_list);
+
 #endif

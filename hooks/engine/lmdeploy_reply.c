@@ -7,8 +7,9 @@
 #include "deliver.h"
 #include "lmdeploy.h"
 
-/* What takes the marker's place in the response: uint16 [rows, model layers, K] as the engine's own, or a reference. */
-static PyObject *deliver(PyObject *marker, long long num_all_ids)
+/* What takes the marker's place in the response: a note of uint16 [rows, model layers, K] as the engine's own, or of a reference. now: not a
+ * note; the engine is to put the array into its own Ray store, for which it waits as well. */
+static PyObject *deliver(PyObject *marker, long long num_all_ids, int now)
 {
     moor_runtime *rt = moor_runtime_get();
     moor_delivery delivery = {.timeout = 1.0, .dtype = MOOR_DTYPE_U16};
@@ -16,8 +17,9 @@ static PyObject *deliver(PyObject *marker, long long num_all_ids)
     delivery.id = text + strlen(MOOR_LMDEPLOY_MARKER);
     delivery.id_len -= (Py_ssize_t)strlen(MOOR_LMDEPLOY_MARKER);
     delivery.rows = (uint64_t)(num_all_ids - 1);
-    PyObject *field =
-        rt->config.deliver == MOOR_DELIVER_REF ? moor_deliver_ref(&delivery) : moor_deliver_array(&delivery);
+    if (!now)
+        return moor_deliver_later(&delivery, 0);
+    PyObject *field = moor_deliver_array(&delivery);
     rt->api->count(rt->process, field ? "moor_delivered_total" : "moor_deliver_errors_total", 1);
     return field;
 }
@@ -28,8 +30,7 @@ static int is_marker(PyObject *field)
     return text && strncmp(text, MOOR_LMDEPLOY_MARKER, strlen(MOOR_LMDEPLOY_MARKER)) == 0;
 }
 
-/* The last response of a request, finished or cancelled, carries its routes. A reference must not pass through the engine's
- * own Ray store, which looks at the array's shape. */
+/* The last response of a request, finished or cancelled, carries its routes. */
 int moor_lmdeploy_extra_outputs_before(moor_jp_call *call)
 {
     PyObject *response = moor_jp_param(call, 0), *count = moor_jp_param(call, 1);
@@ -40,7 +41,10 @@ int moor_lmdeploy_extra_outputs_before(moor_jp_call *call)
         return MOOR_JP_OK;
     }
     long long ids = count ? PyLong_AsLongLong(count) : -1;
-    PyObject *field = ids > 1 ? deliver(marker, ids) : NULL;
+    int now =
+        moor_py_true(call->self, "_enable_transfer_obj_ref", 0) &&
+        moor_runtime_get()->config.deliver != MOOR_DELIVER_REF; /* a reference has no shape, which that looks at */
+    PyObject *field = ids > 1 ? deliver(marker, ids, now) : NULL;
     int result = field || ids <= 1 ? MOOR_JP_OK : MOOR_JP_FAILED;
     if (ids < 0) {
         result = MOOR_JP_FAILED;
@@ -49,15 +53,21 @@ int moor_lmdeploy_extra_outputs_before(moor_jp_call *call)
     }
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    PyDict_SetItemString(data, "routed_experts", field ? field : Py_None);
+    PyDict_SetItemString(data, "routed_experts", field && now ? field : Py_None);
     PyErr_Restore(type, value, trace);
-    if (field && PyUnicode_Check(field)) {
+    if (field && !now) {
         PyObject *extra = Py_BuildValue("{sO}", "routed_experts", field);
         result = moor_jp_set_result(call, extra) ? MOOR_JP_FAILED : MOOR_JP_DONE;
     }
     Py_XDECREF(field);
     Py_DECREF(data);
     return result;
+}
+
+/* EngineInstance.async_stream_infer: the response leaves. */
+int moor_lmdeploy_stream_item(moor_jp_call *call)
+{
+    return moor_deliver_settle(call, call->result);
 }
 
 /* ---- Ray -------------------------------------------------------------------------------------------------------------- */

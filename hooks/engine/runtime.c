@@ -214,21 +214,12 @@ moor_client *moor_runtime_client(void)
     if (rt->client || !rt->process)
         return rt->client;
     moor_client *client = NULL;
-    moor_status status;
-    Py_BEGIN_ALLOW_THREADS
-    /* process_dir is <dir>/<instance>; attach takes <dir> from the environment that process_join exported. */
-    status = rt->api->attach(rt->api->process_instance(rt->process), NULL, 1.0, &client);
-    Py_END_ALLOW_THREADS
+    moor_status status = rt->api->attach_own(rt->process, &client);
     if (status) {
         moor_runtime_raise(status, "attaching to our own store");
         return NULL;
     }
-    if (rt->client) { /* another thread was first while the GIL was released */
-        rt->api->detach(client);
-        return rt->client;
-    }
-    rt->client = client;
-    return client;
+    return rt->client = client;
 }
 
 /* A path's names as interned strings. A name made anew for every look-up would miss the interpreter's cache of class

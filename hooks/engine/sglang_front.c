@@ -90,25 +90,10 @@ static long long dict_int(PyObject *dict, const char *name)
     return number;
 }
 
-/* The engine's own field: base64 of int32 [rows, model layers, top_k]. */
-static PyObject *field_of(const moor_delivery *delivery)
-{
-    if (moor_runtime_get()->config.deliver == MOOR_DELIVER_REF)
-        return moor_deliver_ref(delivery);
-    PyObject *array = moor_deliver_array(delivery);
-    PyObject *base64 = array ? PyImport_ImportModule("base64") : NULL;
-    PyObject *bytes = base64 ? PyObject_CallMethod(base64, "b64encode", "O", array) : NULL;
-    PyObject *text = bytes ? PyObject_CallMethod(bytes, "decode", "s", "ascii") : NULL;
-    Py_XDECREF(bytes);
-    Py_XDECREF(base64);
-    Py_XDECREF(array);
-    return text;
-}
-
-/* One output: filled when it is the last of its request. 0, or -1 with a Python error. */
+/* One output: noted when it is the last of its request; the engine's own field is base64 of int32 [rows, model layers, top_k]. 0, or -1 with a
+ * Python error. */
 static int deliver(PyObject *obj, PyObject *output)
 {
-    moor_runtime *rt = moor_runtime_get();
     PyObject *meta = PyDict_Check(output) ? PyDict_GetItemString(output, "meta_info") : NULL;
     PyObject *reason = meta && PyDict_Check(meta) ? PyDict_GetItemString(meta, "finish_reason") : NULL;
     if (!reason || reason == Py_None)
@@ -121,11 +106,25 @@ static int deliver(PyObject *obj, PyObject *output)
     delivery.rows = (uint64_t)(prompt + sampled - 1);
     if (moor_py_true(obj, "return_routed_experts", 0))
         delivery.start = (uint64_t)moor_py_int(obj, "routed_experts_start_len", 0);
-    PyObject *field = field_of(&delivery);
+    PyObject *field = moor_deliver_later(&delivery, 1);
     int failed = !field || PyDict_SetItemString(meta, "routed_experts", field);
     Py_XDECREF(field);
-    rt->api->count(rt->process, failed ? "moor_deliver_errors_total" : "moor_delivered_total", 1);
     return failed ? -1 : 0;
+}
+
+/* The dicts that may have the field. */
+static PyObject *metas(PyObject *result)
+{
+    PyObject *all = PyList_New(0);
+    int is_list = PyList_Check(result);
+    Py_ssize_t n = is_list ? PyList_Size(result) : 1;
+    for (Py_ssize_t i = 0; all && i < n; i++) {
+        PyObject *output = is_list ? PyList_GetItem(result, i) : result;
+        PyObject *meta = PyDict_Check(output) ? PyDict_GetItemString(output, "meta_info") : NULL;
+        if (meta && PyList_Append(all, meta))
+            Py_CLEAR(all);
+    }
+    return all;
 }
 
 int moor_sglang_generate_item(moor_jp_call *call)
@@ -134,12 +133,13 @@ int moor_sglang_generate_item(moor_jp_call *call)
     PyObject *obj = moor_jp_param(call, 0);
     if (!moor_runtime_records() || rt->config.deliver == MOOR_DELIVER_NONE || !call->result)
         return MOOR_JP_OK;
-    if (!PyList_Check(call->result))
-        return deliver(obj, call->result) ? MOOR_JP_FAILED : MOOR_JP_OK;
-    int failed = 0;
-    for (Py_ssize_t i = 0; i < PyList_Size(call->result) && !failed; i++)
-        failed = deliver(obj, PyList_GetItem(call->result, i));
-    return failed ? MOOR_JP_FAILED : MOOR_JP_OK;
+    int failed = 0, is_list = PyList_Check(call->result);
+    for (Py_ssize_t i = 0; !call->rounds && i < (is_list ? PyList_Size(call->result) : 1) && !failed; i++)
+        failed = deliver(obj, is_list ? PyList_GetItem(call->result, i) : call->result);
+    PyObject *all = failed ? NULL : metas(call->result);
+    int result = all ? moor_deliver_settle(call, all) : MOOR_JP_FAILED;
+    Py_XDECREF(all);
+    return result;
 }
 
 /* ---- pause, update, release and resume drive the gate ---------------------------------------------------------------- */

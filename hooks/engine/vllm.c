@@ -43,6 +43,7 @@ static const moor_jp joinpoints[] = {
      .flags = MOOR_JP_REQUIRED,
      .params = {"prompt", "sampling_params", "request_id"},
      .before = moor_vllm_generate_before,
+     .item = moor_vllm_generate_item,
      .after = moor_admission_after,
      .error = moor_admission_error,
      .finish = moor_admission_finish},

@@ -43,6 +43,7 @@ void moor_vllm_each_id(PyObject *ids, moor_vllm_id_seen seen, void *user);
 /* vllm_front.c */
 int moor_vllm_front_init(moor_jp_call *call);
 int moor_vllm_generate_before(moor_jp_call *call);
+int moor_vllm_generate_item(moor_jp_call *call);
 int moor_vllm_send_after(moor_jp_call *call);
 int moor_vllm_request_state_after(moor_jp_call *call);
 int moor_vllm_session_input_before(moor_jp_call *call);

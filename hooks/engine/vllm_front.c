@@ -293,13 +293,27 @@ int moor_vllm_completion_output_after(moor_jp_call *call)
     }
     delivery.rows = (uint64_t)(prompt + tokens - 1 - moor_py_int(call->self, TURNS, 0));
     delivery.start = (uint64_t)moor_py_int(call->self, START, 0);
-    PyObject *field =
-        rt->config.deliver == MOOR_DELIVER_REF ? moor_deliver_ref(&delivery) : moor_deliver_array(&delivery);
+    PyObject *queue =
+        moor_py_path(call->self, "queue"); /* from which AsyncLLM.generate takes it; LLM has none, and waits here */
+    PyObject *field = queue                                    ? moor_deliver_later(&delivery, 0)
+                      : rt->config.deliver == MOOR_DELIVER_REF ? moor_deliver_ref(&delivery)
+                                                               : moor_deliver_array(&delivery);
+    int noted = queue != NULL;
+    Py_XDECREF(queue);
     int failed = !field || PyObject_SetAttrString(call->result, "routed_experts", field);
     Py_XDECREF(field);
     Py_XDECREF(id);
-    rt->api->count(rt->process, failed ? "moor_deliver_errors_total" : "moor_delivered_total", 1);
+    if (!noted)
+        rt->api->count(rt->process, failed ? "moor_deliver_errors_total" : "moor_delivered_total", 1);
     return failed ? MOOR_JP_FAILED : MOOR_JP_OK;
+}
+
+int moor_vllm_generate_item(moor_jp_call *call)
+{
+    PyObject *outputs = moor_py_path(call->result, "outputs");
+    int result = moor_deliver_settle(call, outputs);
+    Py_XDECREF(outputs);
+    return result;
 }
 
 /* A reference is a str already; arrays take vLLM's way. */

@@ -404,6 +404,8 @@ static int obey_server(const char *word, const char *a)
         answer(api->seal(process, (uint32_t)y, id, (uint32_t)strlen(id), x, 0), NULL);
     else if (!strcmp(word, "alias") && sscanf(a, "%127s %llu", id, &x) == 2)
         answer(api->request_alias(store, id, (uint32_t)strlen(id), "http", 4, (uint32_t)x), NULL);
+    else if (!strcmp(word, "own"))
+        answer(api->attach_own(process, &client), NULL);
     else if (!strcmp(word, "off"))
         answer(api->recording_off(process, a), NULL);
     else if (!strcmp(word, "weights"))

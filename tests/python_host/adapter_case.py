@@ -51,6 +51,25 @@ SECOND = """
 LIBRARY = os.path.join(os.environ["MOOR_BUILD_DIR"], "python", "moor", "libmoor.so.1")
 
 
+# No thread is left for deliveries until `go` is set: what waits for one in the event loop instead is done before.
+DELIVERING = """
+    import asyncio
+    import threading
+    from moor import _delivery
+
+    async def delivered(answer):
+        go = threading.Event()
+        blockers = [_delivery.later(go.wait) for _ in range(_delivery._THREADS)]
+        task = asyncio.ensure_future(answer())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        print("the loop waits" if task.done() else "the loop goes on")
+        go.set()
+        await asyncio.gather(*blockers)
+        return await task
+    """
+
+
 class Adapter(unittest.TestCase):
     package = None  # of the engine
     modules = {}  # path in the package: source

@@ -3,7 +3,7 @@
 import sys
 import unittest
 
-from adapter_case import Adapter, Joining
+from adapter_case import DELIVERING, Adapter, Joining
 
 ENGINE = """
     from types import SimpleNamespace as Namespace
@@ -39,9 +39,14 @@ FRONT = """
             await request.end.wait()
     """
 INSTANCE = """
+    from types import SimpleNamespace as Namespace
+
     class EngineInstance:
         def _get_extra_outputs(self, resp, num_all_ids):
             return {"routed_experts": resp.data["routed_experts"]}
+
+        async def async_stream_infer(self, resp, num_all_ids):
+            yield Namespace(routed_experts=self._get_extra_outputs(resp, num_all_ids)["routed_experts"])
     """
 PROXY = """
     class MPEngineInstance:
@@ -107,19 +112,17 @@ UPDATES = """
         print(await outcome(update), gate.status()["state"])
     """
 DELIVERY = """
+    import asyncio
     import time
     from lmdeploy.pytorch.engine.engine_instance import EngineInstance
 
+    async def answer(name):
+        async for output in EngineInstance().async_stream_infer(Namespace(data={"routed_experts": f"moor-record:{name}"}), 3):
+            return "delivered" if output.routed_experts is not None else "lost"
+
     def deliver(name):
         begin = time.monotonic()
-        extra = EngineInstance()._get_extra_outputs(Namespace(data={"routed_experts": f"moor-record:{name}"}), 3)
-        print("delivered" if extra["routed_experts"] is not None else "lost", time.monotonic() - begin)
-
-    for _ in range(6):
-        deliver("lost")
-    step(2, 2)
-    deliver("1")
-    deliver("lost")
+        print(asyncio.run(answer(name)), time.monotonic() - begin)
     """
 STEPS = """
     import moor
@@ -319,9 +322,21 @@ class Steps(Engine):
 class Delivery(Engine):
     start = STEPS
 
+    def test_no_delivery_waits_in_the_event_loop(self):
+        self.assertEqual(self.program(DELIVERY + DELIVERING + """
+    step(2, 2)
+    print(asyncio.run(delivered(lambda: answer("1"))))
+    """, '{"record": {"deliver": "ref"}}')[1:], ["the loop goes on", "delivered"])
+
     def test_a_lost_record_is_waited_for_once(self):
-        """The wait is the event loop's: only the first of many is worth a second, until a record is there again."""
-        lines = [line.split() for line in self.program(DELIVERY, '{"record": {"deliver": "ref"}}')]
+        """Only the first of many is worth a second, until a record is there again."""
+        lines = [line.split() for line in self.program(DELIVERY + """
+    for _ in range(6):
+        deliver("lost")
+    step(2, 2)
+    deliver("1")
+    deliver("lost")
+    """, '{"record": {"deliver": "ref"}}')]
         told = [(line[0], float(line[1])) for line in lines if line[0] in ("delivered", "lost")]
         self.assertEqual([what for what, _ in told], ["lost"] * 6 + ["delivered", "lost"])
         waited = [seconds for _, seconds in told]

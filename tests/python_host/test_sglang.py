@@ -3,7 +3,7 @@
 import sys
 import unittest
 
-from adapter_case import SECOND, STARTED, Adapter, Joining
+from adapter_case import DELIVERING, SECOND, STARTED, Adapter, Joining
 
 FRONT = """
     from types import SimpleNamespace as Namespace
@@ -420,6 +420,36 @@ class Off(Adapter):
                     print("why:", moor.attach("default", 10.0).stats()["recording_off"])
                     """, "{}")
                 self.assertRegex(told[0], f"^why: .*{why}$" if why else "^why: $")
+
+
+ANSWERS = """
+    class TokenizerManager:
+        async def generate_request(self, obj, request=None):
+            meta = {"id": "a", "finish_reason": None, "prompt_tokens": 3, "completion_tokens": 1}
+            yield {"meta_info": dict(meta)}
+            yield [{"meta_info": dict(meta, finish_reason={}, id=id)} for id in "ab"]
+    """
+
+
+class Delivery(Adapter):
+    package = "sglang"
+    modules = {"srt/managers/tokenizer_manager.py": ANSWERS}
+
+    def test_no_delivery_waits_in_the_event_loop(self):
+        self.assertEqual(self.program(DELIVERING + """
+    import moor
+    from types import SimpleNamespace as Namespace
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+    async def answer():
+        request = Namespace(rid="a", text="x", return_routed_experts=True)
+        async for item in TokenizerManager().generate_request(request):
+            pass
+        return [sorted(output["meta_info"]) for output in item]
+
+    print(asyncio.run(delivered(answer)))  # there is no store
+    print(moor.attach("default", 10.0).stats()["counters"]["deliver_errors_total"])
+    """), ["the loop goes on", str([["completion_tokens", "finish_reason", "id", "prompt_tokens"]] * 2), "2"])
 
 
 class Joins(Joining, Adapter):

@@ -3,7 +3,7 @@
 import sys
 import unittest
 
-from adapter_case import SECOND, STARTED, Adapter, Joining
+from adapter_case import DELIVERING, SECOND, STARTED, Adapter, Joining
 
 FRONT = """
     class AsyncLLM:
@@ -580,6 +580,55 @@ class Children(Front):
             names = get_env_vars_to_copy()
             print(*sorted(names), all(n in os.environ for n in names - {"HF_HOME"}))
             """), ["HF_HOME MOOR_CONFIG MOOR_DIR MOOR_INSTANCE True"])
+
+
+OUTPUTS = """
+    from types import SimpleNamespace as Namespace
+
+    class RequestState:
+        def __init__(self, queue):
+            self.queue, self.prompt_len, self.request_id = queue, 3, "a"
+            self.detokenizer = Namespace(num_output_tokens=lambda: 2)
+
+        def _new_completion_output(self, token_ids, finish_reason, stop_reason=None):
+            return Namespace(routed_experts=None, finish_reason=finish_reason)
+    """
+ANSWERS = """
+    from types import SimpleNamespace as Namespace
+    from vllm.v1.engine.output_processor import RequestState
+
+    class AsyncLLM:
+        def __init__(self, vllm_config):
+            pass
+
+        async def generate(self, prompt, sampling_params, request_id):
+            state = RequestState(queue=Namespace())
+            yield Namespace(outputs=[state._new_completion_output([1], None)])
+            yield Namespace(outputs=[state._new_completion_output([1], "stop") for _ in range(2)])
+    """
+
+
+class Delivery(Adapter):
+    package = "vllm"
+    modules = {"v1/engine/async_llm.py": ANSWERS, "v1/engine/output_processor.py": OUTPUTS}
+
+    def test_no_delivery_waits_in_the_event_loop(self):
+        self.assertEqual(self.program(DELIVERING + """
+    import moor
+    from types import SimpleNamespace as Namespace
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import RequestState
+
+    parallel = Namespace(rank=0, world_size=1, data_parallel_rank=0, tensor_parallel_size=1, pipeline_parallel_size=1)
+    llm = AsyncLLM(vllm_config=Namespace(additional_config={}, parallel_config=parallel))
+
+    async def answer():
+        return [[o.routed_experts for o in item.outputs] async for item in llm.generate("", Namespace(n=2), "a")]
+
+    print(asyncio.run(delivered(answer)))  # there is no store
+    print(moor.attach("default", 10.0).stats()["counters"]["deliver_errors_total"])
+    print(RequestState(None)._new_completion_output([1], "stop").routed_experts)  # LLM, without an event loop
+    """), ["the loop goes on", "[[None], [None, None]]", "2", "None"])
 
 
 class Joins(Joining, Adapter):

@@ -483,7 +483,8 @@ typedef struct moor_api {
 
     /* Consumer. attach looks in every candidate directory; not unique → MOOR_E_AMBIGUOUS listing what was found.
      * instance NULL → $MOOR_INSTANCE or "default". A client is of one server's life: when that is gone, everything is MOOR_E_CLOSED, also
-     * once a server of the same name is there (whose ids may mean other requests, and whose gate is open); attach again. */
+     * once a server of the same name is there (whose ids may mean other requests, and whose gate is open); attach again.
+     * When somebody removes the files of a server that lives, who is attached goes on, and attach says so. */
     moor_status (*attach)(const char *instance, const char *dir, double timeout, moor_client **out);
     void (*detach)(moor_client *client); /* records opened from it stay readable, and leased until each is released */
     const char *(*client_instance)(const moor_client *client);
@@ -646,6 +647,10 @@ typedef struct moor_api {
      * caller's: whoever died, another front end goes on. *was_open may be NULL. gate_note sets and clears flags and does nothing else. */
     moor_status (*gate_close)(moor_process *process, uint32_t flags, int *was_open);
     moor_status (*gate_note)(moor_process *process, uint32_t set, uint32_t clear);
+
+    /* A client of this process' own instance, by the directory that it has open: it waits for nothing, connects with the first call, and is never
+     * another server's, whatever has become of the directory's name. MOOR_E_IO: no descriptor. */
+    moor_status (*attach_own)(moor_process *process, moor_client **out);
 } moor_api;
 
 /* Returns the table of version `want`, or NULL when this library does not have it. *have (may be NULL): the newest it has.
