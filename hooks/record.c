@@ -288,10 +288,12 @@ moor_status moor_seal(moor_process *process, uint32_t store_index, const char *i
 moor_status moor_recording_off(moor_process *process, const char *why)
 {
     moor_status status = moor_process_check(process, "recording_off");
-    if (!status && !why)
-        status = moor_fail(MOOR_E_INVALID, "recording_off: no reason");
     if (status)
         return status;
+    if (!why) {
+        atomic_store(&process->state->recording_off, 0);
+        return MOOR_OK;
+    }
     MOOR_TEXT_PUT(process->state->recording_off_why, why, strlen(why));
     atomic_store(&process->state->recording_off, 1);
     return MOOR_OK;

@@ -24,12 +24,22 @@ static const moor_jp joinpoints[] = {
      .flags = MOOR_JP_REQUIRED | MOOR_JP_FIRST,
      .fires_with = "frontend.generate",
      .params = {"vllm_config"},
-     .before = moor_vllm_front_init},
+     .before = moor_vllm_owner_before,
+     .after = moor_vllm_owner_after,
+     .error = moor_vllm_owner_gone},
     {.name = "frontend.init_offline",
      .role = "frontend",
      .targets = {"vllm.v1.engine.llm_engine:LLMEngine.__init__"},
      .params = {"vllm_config"},
-     .before = moor_vllm_front_init},
+     .before = moor_vllm_owner_before,
+     .after = moor_vllm_owner_after,
+     .error = moor_vllm_owner_gone},
+    {.name = "frontend.shutdown", .role = "frontend", .targets = {FRONT "shutdown"}, .after = moor_vllm_owner_gone},
+    {.name = "frontend.add_request",
+     .role = "frontend",
+     .targets = {"vllm.v1.engine.output_processor:OutputProcessor.add_request"},
+     .params = {"request"},
+     .before = moor_vllm_add_request_before},
     /* Several front ends (`vllm serve --api-server-count`, data parallel) and the core are children of a launcher, which is none of
      * them: it names the instance for all, or each would make its own. */
     {.name = "frontend.launch",
@@ -109,6 +119,18 @@ static const moor_jp joinpoints[] = {
      .targets = {"vllm.entrypoints.generate.base.protocol:RequestResponseMetadata.__init__",
                  "vllm.entrypoints.openai.engine.protocol:RequestResponseMetadata.__init__"},
      .after = moor_vllm_http_id_after},
+    {.name = "frontend.label_reads",
+     .role = "frontend",
+     .targets = {"vllm.entrypoints.generate.label_reads:next_token_label_reads"},
+     .params = {"request_id"},
+     .before = moor_vllm_label_reads_before,
+     .finish = moor_vllm_label_reads_finish},
+    {.name = "frontend.beam_search",
+     .role = "frontend",
+     .targets = {"vllm.entrypoints.generate.beam_search.online:BeamSearchOnlineMixin.beam_search",
+                 "vllm.entrypoints.generate.beam_search.offline:BeamSearchOfflineMixin.beam_search"},
+     .before = moor_vllm_beam_search_before,
+     .finish = moor_vllm_beam_search_finish},
     {.name = "frontend.completion_output",
      .role = "frontend",
      .targets = {"vllm.v1.engine.output_processor:RequestState._new_completion_output"},
@@ -138,7 +160,8 @@ static const moor_jp joinpoints[] = {
      .flags = MOOR_JP_REQUIRED | MOOR_JP_FIRST,
      .fires_with = "core.schedule",
      .params = {"vllm_config"},
-     .before = moor_vllm_core_init},
+     .before = moor_vllm_core_init,
+     .after = moor_vllm_scheduler_init_after},
     {.name = "core.free_request",
      .role = "core",
      .targets = {SCHEDULER "_free_request"},
@@ -318,6 +341,8 @@ moor_vllm_place moor_vllm_read_place(PyObject *vllm_config)
 
 int moor_vllm_join(uint32_t roles, PyObject *vllm_config)
 {
+    if (moor_py_true(vllm_config, MOOR_VLLM_OFF, 0))
+        return 0;
     PyObject *section = section_of(vllm_config);
     moor_vllm_place here = moor_vllm_read_place(vllm_config);
     int on = moor_runtime_join("vllm", roles, here.rank, here.world, here.replica, section);

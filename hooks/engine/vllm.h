@@ -2,6 +2,7 @@
 /*
  * vllm.h — what the parts of the vLLM adapter share: the table in vllm.c names callbacks of
  *   vllm_ids.c     the names of a request, in all three
+ *   vllm_owner.c   which of several engines in a process Moor serves
  *   vllm_front.c   AsyncLLM, output processor, HTTP field, /metrics: gate, delivery
  *   vllm_core.c    engine core and scheduler: seal, block hand-outs, prefix-cache reset, RPC seen
  *   vllm_worker.c  model runner: bind, step, capture
@@ -32,6 +33,12 @@ static inline const moor_jp *moor_vllm_jp(const char *name)
 
 /* vllm_ids.c */
 int moor_vllm_http_id_after(moor_jp_call *call);
+int moor_vllm_label_reads_before(moor_jp_call *call);
+void moor_vllm_label_reads_finish(moor_jp_call *call);
+int moor_vllm_beam_search_before(moor_jp_call *call);
+void moor_vllm_beam_search_finish(moor_jp_call *call);
+/* 1 while beam search makes a request: nobody will see its field. */
+int moor_vllm_is_beam_step(void);
 /* Before the request goes to the core: it takes along what else `state`, its RequestState, and an HTTP client call it. 0, or -1 with an
  * error. */
 int moor_vllm_send_ids(PyObject *request, PyObject *state);
@@ -39,6 +46,15 @@ int moor_vllm_send_ids(PyObject *request, PyObject *state);
 PyObject *moor_vllm_sent_ids(PyObject *request);
 typedef void (*moor_vllm_id_seen)(void *user, const char *id, uint32_t len, uint32_t index);
 void moor_vllm_each_id(PyObject *ids, moor_vllm_id_seen seen, void *user);
+
+/* vllm_owner.c */
+#define MOOR_VLLM_OFF "moor_off" /* True on what belongs to an engine that Moor does not serve */
+int moor_vllm_owner_before(moor_jp_call *call);
+int moor_vllm_owner_after(moor_jp_call *call);
+int moor_vllm_owner_gone(moor_jp_call *call);
+int moor_vllm_add_request_before(moor_jp_call *call);
+/* 1 when the vllm_config of this front end, client, scheduler or core says so. */
+int moor_vllm_is_off(PyObject *part);
 
 /* vllm_front.c */
 int moor_vllm_front_init(moor_jp_call *call);
@@ -64,6 +80,7 @@ int moor_vllm_update_error(moor_jp_call *call);
 
 /* vllm_core.c */
 int moor_vllm_core_init(moor_jp_call *call);
+int moor_vllm_scheduler_init_after(moor_jp_call *call);
 int moor_vllm_free_request_before(moor_jp_call *call);
 int moor_vllm_new_blocks_after(moor_jp_call *call);
 int moor_vllm_schedule_after(moor_jp_call *call);

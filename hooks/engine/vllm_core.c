@@ -14,7 +14,18 @@ static struct {
 
 int moor_vllm_core_init(moor_jp_call *call)
 {
-    return moor_vllm_join(MOOR_ROLE_CORE, moor_jp_param(call, 0)) < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
+    int on = moor_vllm_join(MOOR_ROLE_CORE, moor_jp_param(call, 0));
+    if (on > 0)
+        handed.n = handed.reset = 0; /* of an engine that was here before */
+    return on < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
+}
+
+int moor_vllm_scheduler_init_after(moor_jp_call *call)
+{
+    PyObject *pool = moor_vllm_is_off(call->self) ? moor_py_path(call->self, "kv_cache_manager.block_pool") : NULL;
+    int failed = pool && PyObject_SetAttrString(pool, MOOR_VLLM_OFF, Py_True);
+    Py_XDECREF(pool);
+    return failed ? MOOR_JP_FAILED : MOOR_JP_OK;
 }
 
 /* Each pipeline stage of this replica has a store, and is told. Returns the first failure. */
@@ -63,7 +74,7 @@ static int is_aborted(PyObject *request)
 int moor_vllm_free_request_before(moor_jp_call *call)
 {
     PyObject *request = moor_jp_param(call, 0);
-    if (!request || !moor_runtime_records())
+    if (!request || !moor_runtime_records() || moor_vllm_is_off(call->self))
         return MOOR_JP_OK;
     PyObject *id = moor_py_path(request, "request_id");
     Py_ssize_t len;
@@ -92,7 +103,7 @@ int moor_vllm_free_request_before(moor_jp_call *call)
 
 int moor_vllm_new_blocks_after(moor_jp_call *call)
 {
-    if (!moor_runtime_get()->process)
+    if (!moor_runtime_get()->process || moor_py_true(call->self, MOOR_VLLM_OFF, 0))
         return MOOR_JP_OK;
     Py_ssize_t n = PySequence_Size(call->result);
     if (n <= 0)
@@ -137,6 +148,8 @@ static void mark_new(PyObject *scheduler, PyObject *output)
 
 int moor_vllm_schedule_after(moor_jp_call *call)
 {
+    if (moor_vllm_is_off(call->self))
+        return MOOR_JP_OK;
     if (moor_runtime_records())
         mark_new(call->self, call->result);
     if (handed.reset) {
@@ -157,7 +170,7 @@ int moor_vllm_schedule_after(moor_jp_call *call)
 
 int moor_vllm_reset_prefix_after(moor_jp_call *call)
 {
-    if (call->result != Py_False)
+    if (call->result != Py_False && !moor_vllm_is_off(call->self))
         handed.reset = 1;
     return MOOR_JP_OK;
 }
@@ -274,7 +287,7 @@ int moor_vllm_set_version_after(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();
     const char *label = moor_py_text(moor_jp_param(call, 0), NULL);
-    if (rt->process && label)
+    if (rt->process && label && !moor_vllm_is_off(call->self))
         rt->api->weights_label(rt->process, label);
     return MOOR_JP_OK;
 }

@@ -17,6 +17,8 @@ int moor_vllm_front_init(moor_jp_call *call)
 
 int moor_vllm_generate_before(moor_jp_call *call)
 {
+    if (moor_vllm_is_off(call->self))
+        return MOOR_JP_OK;
     /* A prompt that is a request of the core's already brings the id that is used; the parameter is ignored then. */
     PyObject *own = moor_py_path(moor_jp_param(call, 0), "request_id");
     long long n = moor_py_int(moor_jp_param(call, 1), "n", 1);
@@ -29,7 +31,7 @@ int moor_vllm_generate_before(moor_jp_call *call)
 /* Each sample of n > 1 goes to the core by itself, and its client may go in between. What else is sent has no id of a client's. */
 int moor_vllm_send_after(moor_jp_call *call)
 {
-    PyObject *id = moor_py_path(moor_jp_param(call, 1), "external_req_id");
+    PyObject *id = moor_vllm_is_off(call->self) ? NULL : moor_py_path(moor_jp_param(call, 1), "external_req_id");
     moor_admission_sent(id);
     Py_XDECREF(id);
     return MOOR_JP_OK;
@@ -52,6 +54,8 @@ static int mode_is(const moor_jp_call *call, unsigned param, const char *name)
  * which would queue it once it is paused, and the drain would wait for a request that nobody runs. */
 static int close_for(moor_jp_call *call, unsigned param)
 {
+    if (moor_vllm_is_off(call->self))
+        return MOOR_JP_OK;
     if (call->rounds == 0) {
         uint32_t flags = (mode_is(call, param, "keep") ? MOOR_GATE_KEPT : 0) | (pausing ? MOOR_GATE_OWN : 0);
         pausing = 0;
@@ -63,7 +67,7 @@ static int close_for(moor_jp_call *call, unsigned param)
 /* After an abort only such late-comers can be left: they have not started, and are kept. */
 static int settle_after(moor_jp_call *call, unsigned param)
 {
-    return mode_is(call, param, "abort") ? moor_gate_drain_or_keep(call) : MOOR_JP_OK;
+    return mode_is(call, param, "abort") && !moor_vllm_is_off(call->self) ? moor_gate_drain_or_keep(call) : MOOR_JP_OK;
 }
 
 int moor_vllm_pause_before(moor_jp_call *call)
@@ -100,7 +104,8 @@ static int in_resuming(void)
 
 int moor_vllm_resume_after(moor_jp_call *call)
 {
-    (void)call;
+    if (moor_vllm_is_off(call->self))
+        return MOOR_JP_OK;
     return in_resuming() ? MOOR_JP_OK : moor_gate_open();
 }
 
@@ -120,7 +125,7 @@ int moor_vllm_wake_after(moor_jp_call *call)
 {
     PyObject *tags = moor_jp_param(call, 0);
     int wakes = moor_py_has(tags, "kv_cache", 1) || (moor_py_has(tags, "scheduling", 0) && call->result != Py_False);
-    return wakes ? moor_gate_open() : MOOR_JP_OK;
+    return wakes && !moor_vllm_is_off(call->self) ? moor_gate_open() : MOOR_JP_OK;
 }
 
 static PyObject *pause_awaitable(PyObject *engine)
@@ -141,7 +146,7 @@ int moor_vllm_start_update_before(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();
     moor_gate_status status = MOOR_GATE_STATUS_INIT;
-    if (!rt->process)
+    if (!rt->process || moor_vllm_is_off(call->self))
         return MOOR_JP_OK;
     if (moor_gate_enforced() && rt->api->gate_status(rt->process, &status) == MOOR_OK) {
         if (call->rounds == 0 && (status.state == MOOR_GATE_OPEN || (status.flags & MOOR_GATE_OWN))) {
@@ -179,7 +184,7 @@ static int resume_later(PyObject *engine)
 
 int moor_vllm_finish_update_after(moor_jp_call *call)
 {
-    if (call->rounds)
+    if (call->rounds || moor_vllm_is_off(call->self))
         return MOOR_JP_OK;
     int result = moor_gate_installed(moor_py_text(moor_jp_param(call, 0), NULL));
     if (result != MOOR_JP_OK) {
@@ -197,6 +202,8 @@ int moor_vllm_finish_update_after(moor_jp_call *call)
 
 int moor_vllm_update_error(moor_jp_call *call)
 {
+    if (moor_vllm_is_off(call->self))
+        return MOOR_JP_OK;
     int result = moor_gate_update_error(call);
     return resume_later(call->self) ? MOOR_JP_FAILED : result;
 }
@@ -218,7 +225,10 @@ static int note_start(PyObject *state, PyObject *request)
 int moor_vllm_request_state_after(moor_jp_call *call)
 {
     PyObject *request = moor_jp_arg(call, "request");
-    int failed = note_start(call->result, request) || moor_vllm_send_ids(request, call->result);
+    if (moor_py_true(request, "sampling_params." MOOR_VLLM_OFF, 0))
+        return PyObject_SetAttrString(call->result, MOOR_VLLM_OFF, Py_True) ? MOOR_JP_FAILED : MOOR_JP_OK;
+    int failed = note_start(call->result, request) || moor_vllm_send_ids(request, call->result) ||
+                 (moor_vllm_is_beam_step() && PyObject_SetAttrString(call->result, MOOR_VLLM_OFF, Py_True));
     return failed ? MOOR_JP_FAILED : MOOR_JP_OK;
 }
 
@@ -281,7 +291,8 @@ int moor_vllm_completion_output_after(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();
     PyObject *reason = moor_jp_param(call, 1);
-    if (!moor_runtime_records() || rt->config.deliver == MOOR_DELIVER_NONE || !reason || reason == Py_None)
+    if (!moor_runtime_records() || rt->config.deliver == MOOR_DELIVER_NONE || !reason || reason == Py_None ||
+        moor_py_true(call->self, MOOR_VLLM_OFF, 0))
         return MOOR_JP_OK;
     long long prompt = moor_py_int(call->self, "prompt_len", 0), tokens = output_tokens(call->self);
     PyObject *id = moor_py_path(call->self, "request_id");

@@ -15,19 +15,86 @@
 
 static PyObject *shown; /* id → what an HTTP handler made to answer under it; weak: gone with its request */
 
-int moor_vllm_http_id_after(moor_jp_call *call)
+/* An HTTP client will see this id, while `holder` lives. 0, or -1 with an error. */
+static int show(PyObject *id, PyObject *holder)
 {
-    if (!moor_runtime_records())
-        return MOOR_JP_OK;
     if (!shown) {
         PyObject *weakref = PyImport_ImportModule("weakref");
         shown = weakref ? PyObject_CallMethod(weakref, "WeakValueDictionary", NULL) : NULL;
         Py_XDECREF(weakref);
     }
-    PyObject *id = moor_py_path(call->self, "request_id");
-    int failed = id && PyUnicode_Check(id) && (!shown || PyObject_SetItem(shown, id, call->self));
+    return !shown || PyObject_SetItem(shown, id, holder) ? -1 : 0;
+}
+
+int moor_vllm_http_id_after(moor_jp_call *call)
+{
+    PyObject *id = moor_runtime_records() ? moor_py_path(call->self, "request_id") : NULL;
+    int failed = id && PyUnicode_Check(id) && show(id, call->self);
     Py_XDECREF(id);
     return failed ? MOOR_JP_FAILED : MOOR_JP_OK;
+}
+
+/* The routes that score make nothing that would carry their id. */
+int moor_vllm_label_reads_before(moor_jp_call *call)
+{
+    PyObject *id = moor_jp_param(call, 0);
+    if (!moor_runtime_records() || !id || !PyUnicode_Check(id))
+        return MOOR_JP_OK;
+    PyObject *holder = PySet_New(NULL);
+    call->state = holder;
+    return holder && show(id, holder) == 0 ? MOOR_JP_OK : MOOR_JP_FAILED;
+}
+
+void moor_vllm_label_reads_finish(moor_jp_call *call)
+{
+    PyObject *holder = call->state;
+    call->state = NULL;
+    Py_XDECREF(holder);
+}
+
+/* ---- beam search: each step of each beam is a request, and what is returned is none ---- */
+
+static PyObject *beaming; /* a ContextVar: the steps come from tasks of their own */
+
+static int set_beaming(PyObject *value)
+{
+    PyObject *contextvars = beaming ? NULL : PyImport_ImportModule("contextvars");
+    if (contextvars)
+        beaming = PyObject_CallMethod(contextvars, "ContextVar", "s", "moor_beaming");
+    Py_XDECREF(contextvars);
+    PyObject *token = beaming ? PyObject_CallMethod(beaming, "set", "O", value) : NULL;
+    Py_XDECREF(token);
+    return token ? 0 : -1;
+}
+
+int moor_vllm_beam_search_before(moor_jp_call *call)
+{
+    static int said;
+    (void)call;
+    if (!moor_runtime_records())
+        return MOOR_JP_OK;
+    if (!said)
+        moor_runtime_log(1, "beam search is not recorded as such: each step of each beam is a request of its own, with "
+                            "a record of its own, and "
+                            "neither the response nor its id has routes");
+    said = 1;
+    return set_beaming(Py_True) ? MOOR_JP_FAILED : MOOR_JP_OK;
+}
+
+void moor_vllm_beam_search_finish(moor_jp_call *call)
+{
+    (void)call;
+    if (beaming && set_beaming(Py_False))
+        PyErr_Clear();
+}
+
+int moor_vllm_is_beam_step(void)
+{
+    PyObject *now = beaming ? PyObject_CallMethod(beaming, "get", "O", Py_False) : NULL;
+    int is = now == Py_True;
+    PyErr_Clear();
+    Py_XDECREF(now);
+    return is;
 }
 
 /* The id that an HTTP client sees of the part number *part of its request; NULL when `id` is no such part. New reference. */

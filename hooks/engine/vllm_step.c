@@ -39,6 +39,17 @@ static void track_forget(tracked *t)
     free(t);
 }
 
+void moor_vllm_forget_steps(void)
+{
+    while (step.requests)
+        track_forget(step.requests);
+    for (uint32_t i = 0; i < step.n; i++)
+        Py_CLEAR(step.ids[i]);
+    step.n = 0;
+    Py_CLEAR(step.output);
+    moor_capture_done();
+}
+
 static tracked *track_find(const char *id, size_t len)
 {
     tracked *t;

@@ -192,6 +192,41 @@ static int refuse_or_warn(const char *why)
     return moor_recording_refused(why);
 }
 
+/* Another engine of this process had these before: its store goes, and with it what nobody has opened yet. */
+static void make_room(PyObject *runner)
+{
+    moor_runtime *rt = moor_runtime_get();
+    PyObject *last = W.alive ? PyObject_CallNoArgs(W.alive) : NULL;
+    int same = !W.alive || last == runner;
+    Py_XDECREF(last);
+    PyErr_Clear();
+    if (same)
+        return;
+    moor_store *store = rt->store;
+    moor_client *client = rt->client;
+    rt->store = NULL;
+    rt->client = NULL;
+    moor_vllm_forget_steps();
+    free(W.layer_ids);
+    Py_DECREF(W.alive);
+    W = (moor_vllm_worker){0};
+    Py_BEGIN_ALLOW_THREADS
+    if (client)
+        rt->api->detach(client);
+    if (store)
+        rt->api->store_close(store);
+    Py_END_ALLOW_THREADS
+}
+
+static int note_alive(PyObject *runner)
+{
+    PyObject *weakref = W.alive ? NULL : PyImport_ImportModule("weakref");
+    if (weakref)
+        W.alive = PyObject_CallMethod(weakref, "ref", "O", runner);
+    Py_XDECREF(weakref);
+    return W.alive ? 0 : -1;
+}
+
 static int bind_loaded(PyObject *runner, PyObject *model, PyObject *vllm_config)
 {
     if (moor_jp_wrap_attr(moor_vllm_jp("worker.load_weights"), model, "load_weights") < 0)
@@ -231,8 +266,10 @@ int moor_vllm_load_model_after(moor_jp_call *call)
     int on = moor_vllm_join(MOOR_ROLE_WORKER, vllm_config);
     int result = on < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
     PyObject *model = on > 0 ? moor_py_path(call->self, "model") : NULL;
-    if (model)
-        result = bind_loaded(call->self, model, vllm_config);
+    if (model) {
+        make_room(call->self);
+        result = note_alive(call->self) ? MOOR_JP_FAILED : bind_loaded(call->self, model, vllm_config);
+    }
     Py_XDECREF(model);
     Py_XDECREF(vllm_config);
     return result;

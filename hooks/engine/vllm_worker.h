@@ -11,6 +11,7 @@
 
 typedef struct moor_vllm_worker {
     PyObject *runner;   /* borrowed: it lives as long as its steps come; NULL: this process does not record */
+    PyObject *alive;    /* a weak reference to it: its successor may have its address */
     uint32_t layers;    /* 0: recording is off */
     int32_t *layer_ids; /* [layers] */
     moor_model_shape shape;
@@ -19,6 +20,9 @@ typedef struct moor_vllm_worker {
 } moor_vllm_worker;
 
 extern moor_vllm_worker moor_vllm_worker_state;
+
+/* Forget the requests of an engine that is gone. */
+void moor_vllm_forget_steps(void);
 
 /* Bind again after a weight update that may have rebuilt kernels. 0, or -1 with a Python error. */
 int moor_vllm_rebind(void);

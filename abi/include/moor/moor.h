@@ -610,7 +610,8 @@ typedef struct moor_api {
 
     /* recording_off: the worker that should record cannot (no router, ids that it cannot read, no memory for an arena), whatever the
      * configuration says. From then on no process of the instance seals, delivers or waits for a record, and status says why; the
-     * next store_open undoes it. recording_on: 1 when requests of this server have records. Thread-safe; recording_on is lock-free. */
+     * next store_open undoes it, and so does why NULL: another engine, which may have what the last one had not, begins in the
+     * instance. recording_on: 1 when requests of this server have records. Thread-safe; recording_on is lock-free. */
     moor_status (*recording_off)(moor_process *process, const char *why);
     int (*recording_on)(const moor_process *process);
 
