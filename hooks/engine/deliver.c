@@ -5,6 +5,17 @@
  * for in vain; then nothing is, until a record is there again. */
 static int waits = 1;
 
+int moor_deliver_wanted(int asked)
+{
+    const moor_runtime *rt = moor_runtime_get();
+    return moor_runtime_records() && rt->config.deliver != MOOR_DELIVER_NONE && (asked || rt->config.deliver_always);
+}
+
+PyObject *moor_deliver_field(const moor_delivery *d)
+{
+    return moor_runtime_get()->config.deliver == MOOR_DELIVER_REF ? moor_deliver_ref(d) : moor_deliver_array(d);
+}
+
 /* Private: a helper process that the engine forks at this moment must not keep the lease for its whole life. */
 static moor_record *open_record(const moor_delivery *d)
 {

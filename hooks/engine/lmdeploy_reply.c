@@ -16,8 +16,7 @@ static PyObject *deliver(PyObject *marker, long long num_all_ids)
     delivery.id = text + strlen(MOOR_LMDEPLOY_MARKER);
     delivery.id_len -= (Py_ssize_t)strlen(MOOR_LMDEPLOY_MARKER);
     delivery.rows = (uint64_t)(num_all_ids - 1);
-    PyObject *field =
-        rt->config.deliver == MOOR_DELIVER_REF ? moor_deliver_ref(&delivery) : moor_deliver_array(&delivery);
+    PyObject *field = moor_deliver_field(&delivery);
     rt->api->count(rt->process, field ? "moor_delivered_total" : "moor_deliver_errors_total", 1);
     return field;
 }

@@ -90,13 +90,13 @@ static long long dict_int(PyObject *dict, const char *name)
     return number;
 }
 
-/* The engine's own field: base64 of int32 [rows, model layers, top_k]. */
+/* The engine's own field: base64 of int32 [rows, model layers, top_k]; or a reference. */
 static PyObject *field_of(const moor_delivery *delivery)
 {
-    if (moor_runtime_get()->config.deliver == MOOR_DELIVER_REF)
-        return moor_deliver_ref(delivery);
-    PyObject *array = moor_deliver_array(delivery);
-    PyObject *base64 = array ? PyImport_ImportModule("base64") : NULL;
+    PyObject *array = moor_deliver_field(delivery);
+    if (!array || PyUnicode_Check(array))
+        return array;
+    PyObject *base64 = PyImport_ImportModule("base64");
     PyObject *bytes = base64 ? PyObject_CallMethod(base64, "b64encode", "O", array) : NULL;
     PyObject *text = bytes ? PyObject_CallMethod(bytes, "decode", "s", "ascii") : NULL;
     Py_XDECREF(bytes);
@@ -119,8 +119,7 @@ static int deliver(PyObject *obj, PyObject *output)
     if (!delivery.id || prompt <= 0 || sampled <= 0 || is_health_check(delivery.id))
         return 0; /* nothing ran, or an abort before the first token: the engine fills nothing either */
     delivery.rows = (uint64_t)(prompt + sampled - 1);
-    if (moor_py_true(obj, "return_routed_experts", 0))
-        delivery.start = (uint64_t)moor_py_int(obj, "routed_experts_start_len", 0);
+    delivery.start = (uint64_t)moor_py_int(obj, "routed_experts_start_len", 0);
     PyObject *field = field_of(&delivery);
     int failed = !field || PyDict_SetItemString(meta, "routed_experts", field);
     Py_XDECREF(field);
@@ -128,11 +127,11 @@ static int deliver(PyObject *obj, PyObject *output)
     return failed ? -1 : 0;
 }
 
+/* A request asks by return_routed_experts, a batch for all of its members. */
 int moor_sglang_generate_item(moor_jp_call *call)
 {
-    moor_runtime *rt = moor_runtime_get();
     PyObject *obj = moor_jp_param(call, 0);
-    if (!moor_runtime_records() || rt->config.deliver == MOOR_DELIVER_NONE || !call->result)
+    if (!call->result || !moor_deliver_wanted(moor_py_true(obj, "return_routed_experts", 0)))
         return MOOR_JP_OK;
     if (!PyList_Check(call->result))
         return deliver(obj, call->result) ? MOOR_JP_FAILED : MOOR_JP_OK;

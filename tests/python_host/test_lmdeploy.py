@@ -73,6 +73,14 @@ REQUESTS = """
             self.sender.send_async("add message", dict(session_id=session_id, token_ids=[1]))
             yield 0
     """
+MESSAGES = """
+    from types import SimpleNamespace as Namespace
+
+    class SamplingParam:
+        @classmethod
+        def from_gen_config(cls, gen_config):
+            return Namespace(return_routed_experts=gen_config.return_routed_experts)
+    """
 UPDATES = """
     import asyncio
     import moor
@@ -153,6 +161,7 @@ class Engine(Adapter):
     modules = {"pytorch/engine/engine.py": ENGINE, "pytorch/engine/engine_loop.py": LOOP,
                "pytorch/engine/engine_instance.py": INSTANCE, "pytorch/engine/mp_engine/base.py": PROXY,
                "pytorch/engine/request.py": REQUESTS,
+               "pytorch/messages.py": MESSAGES,
                "serve/core/async_engine.py": FRONT}
 
 
@@ -328,6 +337,18 @@ class Delivery(Engine):
         self.assertGreater(waited[0], 0.9)
         self.assertLess(min(waited[1:6]), waited[0] / 2)
         self.assertGreater(waited[7], 0.9)
+
+    def test_who_asked_gets_it(self):
+        """S1.23: whose routes are put into the response, and that the sequence keeps none of its own."""
+        ask = """
+            from lmdeploy.pytorch.messages import SamplingParam
+            for asked in (True, False):
+                param = SamplingParam.from_gen_config(Namespace(return_routed_experts=asked))
+                print(getattr(param, "moor_wanted", False), param.return_routed_experts)
+            """
+        self.assertEqual(self.program(ask), ["True False", "False False"])
+        self.assertEqual(self.program(ask, '{"record": {"always": true}}'), ["True False", "True False"])
+        self.assertEqual(self.program(ask, '{"record": {"always": true, "deliver": "none"}}'), ["False True", "False False"])
 
 
 class Joins(Joining, Adapter):

@@ -99,7 +99,9 @@ typedef struct moor_config_values {
     uint32_t barrier_external, barrier_spin_us;
     uint64_t escalate_free_bytes, bucket_bytes;
     const char *record_restore; /* directory of a snapshot that a store begins with; NULL when not given */
-    uint64_t reserved[7];
+    int32_t deliver_always;     /* the engine's field is filled for requests that did not ask for it, too */
+    int32_t reserved1;
+    uint64_t reserved[6];
 } moor_config_values;
 #define MOOR_CONFIG_VALUES_INIT                                                                                        \
     {                                                                                                                  \
