@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "../client/client.h"
+#include "../client/ref.h"
 #include "../client/resolve.h"
 #include "../client/save.h"
 #include "../client/session.h"
@@ -147,6 +148,7 @@ static const moor_api table = {
     .gate_enter_again = moor_gate_enter_again,
     .gate_drain_late = moor_gate_drain_late,
     .hold_seen_by = moor_hold_seen_by,
+    .ref_part = moor_ref_part,
 };
 
 __attribute__((visibility("default"))) const moor_api *moor_get_api(uint32_t want, uint32_t *have)

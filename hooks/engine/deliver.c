@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "deliver.h"
 
+#include <string.h>
+
 /* Waiting holds the engine's event loop up. A step commits its rows before its response is on the way, so only what is lost is waited
  * for in vain; then nothing is, until a record is there again. */
 static int waits = 1;
@@ -96,11 +98,14 @@ PyObject *moor_deliver_ref(const moor_delivery *d)
     if (!record)
         return NULL;
     char text[8192]; /* of 64 pipeline stages at most */
+    char part[sizeof(text)];
     moor_status status = rt->api->record_ref(record, text, sizeof(text));
+    if (!status) /* it has d->rows rows */
+        status = rt->api->ref_part(text, strlen(text), d->start < d->rows ? d->start : d->rows, 0, part, sizeof(part));
     Py_BEGIN_ALLOW_THREADS
     rt->api->record_release(record);
     Py_END_ALLOW_THREADS
     if (status)
         return moor_runtime_raise(status, "delivery by reference");
-    return PyUnicode_FromString(text);
+    return PyUnicode_FromString(part);
 }

@@ -240,6 +240,30 @@ class Requests(Engine):
                 print(gate.status()["in_flight"])
             """ + "".join(f"\n            asyncio.run(give_up{call})" for call in calls))
 
+    def test_a_hidden_stop_token_has_no_row_in_the_ref(self):
+        """S1.24: LMDeploy takes its row off an array, and leaves a text as it is."""
+        ref = "moor1:h:default:0.0000002a:0000000000000001:u8:8x4x4"
+        self.assertEqual(self.program(f"""
+            import asyncio
+            from types import SimpleNamespace as Namespace
+            from lmdeploy.serve.core.async_engine import AsyncEngine
+
+            front = AsyncEngine()
+
+            async def ask(reason, shown, field):
+                answer = Namespace(finish_reason=reason, generate_token_len=3, routed_experts=field)
+                request = Namespace(session=Namespace(session_id=1), stale=answer,
+                                    gen_config=Namespace(include_stop_str_in_output=shown))
+                async for _ in front.generate(request):
+                    pass
+                print(answer.routed_experts)
+
+            for reason, shown, field in (("stop", False, "{ref}"), ("stop", True, "{ref}"), ("length", False, "{ref}"),
+                                         ("stop", False, [[[1]]]), ("stop", False, None), ("stop", False, "a key of Ray's store")):
+                asyncio.run(ask(reason, shown, field))
+            """, '{"gate": {"mode": "off"}}'),
+                         [ref.replace(":8x", ":7x"), ref, ref, "[[[1]]]", "None", "a key of Ray's store"])
+
     def test_one_that_is_given_up_before_its_turn(self):
         """Its client goes while it waits for a free handle: the engine never hears of it, and no record comes."""
         self.assertEqual(self.give_up("lmdeploy.pytorch.engine.mp_engine.base import MPEngineInstance",
