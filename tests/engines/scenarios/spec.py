@@ -2,9 +2,9 @@
 """N-gram speculation: rejected tokens leave no row."""
 import json
 
-from moorlab.scenario import VLLM, Group, proves, require
+from moorlab.scenario import Group, proves, require
 
-GROUP = Group(tp=1, moor={}, engines=VLLM, args=["--no-async-scheduling", "--speculative-config", json.dumps(
+GROUP = Group(tp=1, moor={}, engines=("vllm",), args=["--no-async-scheduling", "--speculative-config", json.dumps(
     {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1})])
 
 

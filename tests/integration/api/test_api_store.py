@@ -134,7 +134,8 @@ class Open(ApiTest):
                         self.assertEqual((r.first_row, r.rows), (start, stop - start))
                         self.assertEqual(r.array(allow_missing=True).tolist(), want[start:stop])
                         self.assertEqual((list(r.mask), epochs(r)), (mask[start:stop], by_row[start:stop]))
-                        self.assertEqual(r.complete, all(mask[start:stop]))
+                        self.assertEqual([epoch for _, epoch in r.versions], sorted(set(by_row[start:stop]), key=by_row.index))
+                        self.assertEqual((r.complete, r.missing_rows), (all(mask[start:stop]), mask[start:stop].count(False)))
                         self.assertEqual(r.reasons, [] if r.complete else ["layer_missing"])
             self.assertEqual(moor.resolve(ref_of(25, 35)).rows, 5)  # it was cut since
             with self.assertRaises(moor.RangeError) as caught:
