@@ -95,7 +95,7 @@ CORE_CLIENT = """
         def _send_input(self, request_type, request, engine=None):
             pass
     """
-STATES = """
+OUTPUTS = """
     from types import SimpleNamespace as Namespace
 
     class RequestState:
@@ -562,7 +562,7 @@ class Joins(Joining, Adapter):
 class Field(Adapter):
     """Who gets vLLM's field: its requests cannot ask, the server's switch does."""
     package = "vllm"
-    modules = {"v1/engine/output_processor.py": STATES, "v1/engine/async_llm.py": FRONT, "config/vllm.py": CONFIG}
+    modules = {"v1/engine/output_processor.py": OUTPUTS, "v1/engine/async_llm.py": FRONT, "config/vllm.py": CONFIG}
     start = START + TRIED
 
     def fields(self, config):
