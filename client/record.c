@@ -8,6 +8,7 @@
 
 #include "../allocator/heap.h"
 #include "copy.h"
+#include "ref.h"
 
 enum { CALL_S = 5 };
 
@@ -375,35 +376,70 @@ moor_status moor_record_copy(const moor_record *record, uint64_t start, uint64_t
     return MOOR_OK;
 }
 
-/* Appends one store's ref, cut off where the buffer ends; *used counts what it needs. */
-static void put_ref(const moor_record *record, const char *host, char *buf, size_t size, size_t *used)
+void moor_record_narrow_to(moor_record *record, uint64_t start, uint64_t stop)
 {
-    const moor_record_info *info = &record->info;
-    const moor_shape *shape = moor_connection_shape(record->connection);
-    char *at = buf && *used < size ? buf + *used : NULL;
-    int n = snprintf(at, at ? size - *used : 0, "%smoor1:%s:%s:%u.%08x:%016llx:%s:%llux%ux%u", *used ? "+" : "", host,
-                     shape->instance, shape->store_index, shape->nonce, (unsigned long long)info->handle,
-                     info->dtype == MOOR_DTYPE_U8 ? "u8" : "u16", (unsigned long long)info->rows, info->layers,
-                     info->top_k);
-    *used += (size_t)n;
+    moor_record_info *info = &record->info;
+    moor_segment *segments = (moor_segment *)(uintptr_t)info->segments;
+    moor_version_run *versions = (moor_version_run *)(uintptr_t)info->versions;
+    size_t row = (size_t)info->layers * info->top_k * moor_copy_dtype_bytes(info->dtype);
+    uint32_t n_segments = 0, n_versions = 0;
+    uint64_t from, to;
+    info->missing_rows = 0;
+    for (uint32_t i = 0; i < info->n_segments; i++) {
+        moor_segment s = segments[i];
+        if (!overlap(&s, start, stop, &from, &to))
+            continue;
+        if (s.present)
+            s.data = (const unsigned char *)s.data + (from - s.start) * row;
+        else
+            info->missing_rows += to - from;
+        s.start = from - start;
+        s.rows = to - from;
+        segments[n_segments++] = s;
+    }
+    for (uint32_t i = 0; i < info->n_versions && versions[i].start < stop; i++) {
+        moor_version_run run = versions[i];
+        if ((i + 1 < info->n_versions ? versions[i + 1].start : info->rows) <= start)
+            continue;
+        run.start = run.start > start ? run.start - start : 0;
+        versions[n_versions++] = run;
+    }
+    info->n_segments = n_segments;
+    info->n_versions = n_versions;
+    info->reasons = info->missing_rows ? info->reasons : 0;
+    info->rows = stop - start;
+    info->first_row += start;
+}
+
+/* The part of one store: its record, and the rows of the whole. */
+static void put_ref(const moor_record *part, const moor_record_info *rows, moor_ref *ref, moor_ref_text *out)
+{
+    const moor_shape *shape = moor_connection_shape(part->connection);
+    snprintf(ref->instance, sizeof(ref->instance), "%s", shape->instance);
+    ref->store_index = shape->store_index;
+    ref->nonce = shape->nonce;
+    ref->handle = part->info.handle;
+    ref->dtype = part->info.dtype;
+    ref->layers = part->info.layers;
+    ref->top_k = part->info.top_k;
+    ref->start = rows->first_row;
+    ref->rows = rows->rows;
+    moor_ref_put(out, ref);
 }
 
 moor_status moor_record_ref(const moor_record *record, char *buf, size_t size)
 {
-    char host[256] = "";
-    size_t used = 0;
+    moor_ref ref = {.host = ""};
+    moor_ref_text out = {buf, size, 0};
     moor_status status = check(record, "record_ref");
     if (status)
         return status;
-    gethostname(host, sizeof(host) - 1);
+    gethostname(ref.host, sizeof(ref.host) - 1);
     for (uint32_t i = 0; i < record->n_parts; i++)
-        put_ref(record->parts[i], host, buf, size, &used);
+        put_ref(record->parts[i], &record->info, &ref, &out);
     if (!record->n_parts)
-        put_ref(record, host, buf, size, &used);
-    if (buf && used < size)
-        return MOOR_OK;
-    return moor_fail(MOOR_E_INVALID, "record_ref: the text needs %zu bytes, the buffer has %zu", used + 1,
-                     buf ? size : 0);
+        put_ref(record, &record->info, &ref, &out);
+    return moor_ref_end(&out, "record_ref");
 }
 
 /* ---- ownership -------------------------------------------------------------------------------------------------- */

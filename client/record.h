@@ -43,8 +43,9 @@ uint32_t moor_record_alias_index(const moor_record *record); /* place among the 
 moor_status moor_record_get_info(const moor_record *record, moor_record_info *out);
 moor_status moor_record_copy(const moor_record *record, uint64_t start, uint64_t stop, int model_layout,
                              uint32_t dst_dtype, void *dst, size_t dst_bytes, uint8_t *mask);
-/* moor1:HOST:INSTANCE:STORE.NONCE:HANDLE:DTYPE:RxLxK; handle and nonce in hexadecimal. The nonce is the store's life, so
- * that a ref of an earlier server of the same name is stale rather than another request's rows. */
+/* Rows start…stop-1 of it are all that it has from now on; for one that nobody else has seen yet. Its store knows it as a whole. */
+void moor_record_narrow_to(moor_record *record, uint64_t start, uint64_t stop);
+/* ref.h */
 moor_status moor_record_ref(const moor_record *record, char *buf, size_t size);
 moor_status moor_record_event(moor_record *record, uint32_t event);
 moor_status moor_record_claim(moor_record *record, uint32_t owner);

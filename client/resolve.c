@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "resolve.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +8,7 @@
 #include <unistd.h>
 
 #include "client.h"
+#include "ref.h"
 #include "stages.h"
 
 /* A cached client. Counted: a thread that found its server gone replaces it while others still call it. */
@@ -35,59 +35,6 @@ static void after_fork_child(void)
 static void register_fork(void)
 {
     pthread_atfork(NULL, NULL, after_fork_child);
-}
-
-/* "1.0000002a" and the like: the next field up to `end`, cut off `*at`. */
-static int field(char **at, char end, char **out)
-{
-    *out = *at;
-    char *stop = strchr(*at, end);
-    if (!stop || stop == *at)
-        return 0;
-    *stop = 0;
-    *at = stop + 1;
-    return 1;
-}
-
-static int number(const char *text, int base, uint64_t most, uint64_t *out)
-{
-    char *end;
-    if (!*text || strspn(text, base == 16 ? "0123456789abcdef" : "0123456789") != strlen(text) || strlen(text) > 20)
-        return 0;
-    errno = 0;
-    *out = strtoull(text, &end, base);
-    return !errno && *out <= most;
-}
-
-moor_status moor_ref_parse(const char *ref, size_t ref_len, moor_ref *out)
-{
-    char text[512], *at = text, *part[10];
-    uint64_t store, nonce, layers, top_k;
-    if (!ref || ref_len >= sizeof(text) || memchr(ref, 0, ref_len))
-        return moor_fail(MOOR_E_INVALID, "resolve: no ref");
-    memcpy(text, ref, ref_len);
-    text[ref_len] = 0;
-    /* moor1:HOST:INSTANCE:STORE.NONCE:HANDLE:DTYPE:RxLxK */
-    int good = field(&at, ':', &part[0]) && field(&at, ':', &part[1]) && field(&at, ':', &part[2]) &&
-               field(&at, '.', &part[3]) && field(&at, ':', &part[4]) && field(&at, ':', &part[5]) &&
-               field(&at, ':', &part[6]) && field(&at, 'x', &part[7]) && field(&at, 'x', &part[8]);
-    part[9] = at;
-    good = good && strcmp(part[0], "moor1") == 0 && strlen(part[1]) < sizeof(out->host) &&
-           strlen(part[2]) < sizeof(out->instance) && number(part[3], 10, MOOR_CLIENT_STORES - 1, &store) &&
-           number(part[4], 16, UINT32_MAX, &nonce) && number(part[5], 16, UINT64_MAX, &out->handle) &&
-           (strcmp(part[6], "u8") == 0 || strcmp(part[6], "u16") == 0) && number(part[7], 10, UINT64_MAX, &out->rows) &&
-           number(part[8], 10, UINT32_MAX, &layers) && number(part[9], 10, UINT32_MAX, &top_k);
-    if (!good)
-        return moor_fail(MOOR_E_INVALID, "resolve: \"%.*s\" is no ref (moor1:HOST:INSTANCE:STORE:HANDLE:DTYPE:RxLxK)",
-                         (int)(ref_len > 200 ? 200 : ref_len), ref);
-    memcpy(out->host, part[1], strlen(part[1]) + 1);
-    memcpy(out->instance, part[2], strlen(part[2]) + 1);
-    out->store_index = (uint32_t)store;
-    out->nonce = (uint32_t)nonce;
-    out->dtype = strcmp(part[6], "u8") == 0 ? MOOR_DTYPE_U8 : MOOR_DTYPE_U16;
-    out->layers = (uint32_t)layers;
-    out->top_k = (uint32_t)top_k;
-    return MOOR_OK;
 }
 
 /* ---- the cache -------------------------------------------------------------------------------------------------- */
@@ -154,56 +101,85 @@ static moor_status check_shape(const moor_ref *ref, moor_record *record)
                      ref->layers, ref->top_k, ref->dtype, info.request_id, info.layers, info.top_k, info.dtype);
 }
 
-/* One store's ref. */
-static moor_status resolve_one(const char *ref_text, size_t ref_len, double timeout, moor_record **out)
+/* One store's part of a ref, as a whole. */
+static moor_status resolve_one(const moor_ref *ref, double timeout, moor_record **out)
 {
     char host[256] = "";
-    moor_ref ref;
     moor_record *record = NULL;
-    moor_status status = moor_ref_parse(ref_text, ref_len, &ref);
-    if (status)
-        return status;
+    moor_status status = MOOR_OK;
     gethostname(host, sizeof(host) - 1);
-    if (strcmp(host, ref.host))
-        return moor_fail(MOOR_E_NOT_FOUND, "resolve: the ref is of host %s, this is %s", ref.host, host);
+    if (strcmp(host, ref->host))
+        return moor_fail(MOOR_E_NOT_FOUND, "resolve: the ref is of host %s, this is %s", ref->host, host);
     pthread_once(&once, register_fork);
     for (int attempt = 0; attempt < 2; attempt++) {
-        struct cached *entry = cache_get(ref.instance);
+        struct cached *entry = cache_get(ref->instance);
         int fresh = !entry;
-        if (fresh && (status = cache_attach(ref.instance, timeout, &entry)))
+        if (fresh && (status = cache_attach(ref->instance, timeout, &entry)))
             return status;
-        status = moor_client_open_handle(entry->client, ref.store_index, ref.nonce, ref.handle, &record);
+        status = moor_client_open_handle(entry->client, ref->store_index, ref->nonce, ref->handle, &record);
         cache_put(entry, status == MOOR_E_CLOSED);
         if (status != MOOR_E_CLOSED || fresh)
             break;
     }
-    if (!status && (status = check_shape(&ref, record)))
+    if (!status && (status = check_shape(ref, record)))
         moor_record_release(record);
     if (!status)
         *out = record;
     return status;
 }
 
+/* Of pipeline stages one record each. rows: which ones all of the parts name. */
+static moor_status resolve_parts(const char *ref, size_t ref_len, double timeout, moor_record **parts, uint32_t *n,
+                                 moor_ref *rows)
+{
+    const char *text;
+    size_t at = 0, length;
+    while (moor_ref_next(ref, ref_len, &at, &text, &length)) {
+        moor_ref part;
+        moor_status status = moor_ref_parse(text, length, &part);
+        if (!status && *n == MOOR_CLIENT_STORES)
+            status = moor_fail(MOOR_E_INVALID, "resolve: a ref of more than %d stores", MOOR_CLIENT_STORES);
+        if (!status && *n && (part.start != rows->start || part.rows != rows->rows))
+            status =
+                moor_fail(MOOR_E_INVALID,
+                          "resolve: the parts of a ref name different rows, %llu from %llu on and %llu from %llu on",
+                          (unsigned long long)rows->rows, (unsigned long long)rows->start,
+                          (unsigned long long)part.rows, (unsigned long long)part.start);
+        if (!status)
+            status = resolve_one(&part, timeout, &parts[*n]);
+        if (status)
+            return status;
+        ++*n;
+        *rows = part;
+    }
+    return MOOR_OK;
+}
+
+/* The rows that the ref names; a record that was cut since has fewer. */
+static moor_status keep_rows(moor_record *record, const moor_ref *ref)
+{
+    uint64_t rows = record->info.rows;
+    if (ref->start > rows)
+        return moor_fail(MOOR_E_RANGE, "resolve: the ref names rows from %llu on, the record of request %s has %llu",
+                         (unsigned long long)ref->start, record->info.request_id, (unsigned long long)rows);
+    moor_record_narrow_to(record, ref->start, ref->rows < rows - ref->start ? ref->start + ref->rows : rows);
+    return MOOR_OK;
+}
+
 moor_status moor_resolve(const char *ref, size_t ref_len, double timeout, moor_record **out)
 {
     moor_record *parts[MOOR_CLIENT_STORES];
+    moor_ref rows = {.start = 0};
     uint32_t n = 0;
-    moor_status status = MOOR_OK;
     if (!out || !ref)
         return moor_fail(MOOR_E_INVALID, "resolve: out or the ref is NULL");
-    for (size_t at = 0; !status && at <= ref_len;) { /* of pipeline stages one each, with "+" between them */
-        const char *plus = memchr(ref + at, '+', ref_len - at);
-        size_t length = plus ? (size_t)(plus - ref) - at : ref_len - at;
-        if (n == MOOR_CLIENT_STORES)
-            status = moor_fail(MOOR_E_INVALID, "resolve: a ref of more than %d stores", MOOR_CLIENT_STORES);
-        else if (!(status = resolve_one(ref + at, length, timeout, &parts[n])))
-            n++;
-        at += length + 1;
-    }
+    moor_status status = resolve_parts(ref, ref_len, timeout, parts, &n, &rows);
     if (!status)
         status = moor_stages_join(parts, &n);
     if (!status && n != 1)
         status = moor_fail(MOOR_E_INVALID, "resolve: a ref of %u records", n);
+    if (!status)
+        status = keep_rows(parts[0], &rows);
     if (!status) {
         *out = parts[0];
         return MOOR_OK;

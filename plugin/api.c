@@ -6,6 +6,7 @@
 
 #include "../allocator/interrupt.h"
 #include "../client/client.h"
+#include "../client/ref.h"
 #include "../client/resolve.h"
 #include "../client/save.h"
 #include "../client/session.h"
@@ -152,6 +153,7 @@ static const moor_api table = {
     .gate_close = moor_gate_close,
     .gate_note = moor_gate_note,
     .attach_own = moor_attach_own,
+    .ref_part = moor_ref_part,
 };
 
 __attribute__((visibility("default"))) const moor_api *moor_get_api(uint32_t want, uint32_t *have)

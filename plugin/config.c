@@ -43,6 +43,7 @@ static const struct key keys[] = {
     {NULL, "log", KIND_CHOICE, AT(log_level), "error|warn|info|debug", 0, 0},
     {"record", "enabled", KIND_BOOL, AT(record_enabled), NULL, 0, 0},
     {"record", "deliver", KIND_CHOICE, AT(deliver), "native|ref|none", 0, 0},
+    {"record", "always", KIND_BOOL, AT(deliver_always), NULL, 0, 0},
     {"record", "arena_bytes", KIND_BYTES, AT(arena_bytes), NULL, 1 << 20, 0x1p46},
     {"record", "keep_s", KIND_SECONDS, AT(keep_s), NULL, 0, 1e9},
     {"record", "keep_bytes", KIND_BYTES, AT(keep_bytes), NULL, 0, 0x1p46},

@@ -187,12 +187,13 @@ PyObject *moor_capture_callable(uint32_t column)
     return callable;
 }
 
-PyObject *moor_capture_compiled(uint32_t column)
+PyObject *moor_capture_compiled(uint32_t column, PyObject *method)
 {
     PyObject *module = PyImport_ImportModule("moor._torch");
     if (!module)
         return NULL;
-    PyObject *callable = PyObject_CallMethod(module, "capture_fn", "I", (unsigned int)column);
+    PyObject *callable = method ? PyObject_CallMethod(module, "bypass_fn", "IO", (unsigned int)column, method)
+                                : PyObject_CallMethod(module, "capture_fn", "I", (unsigned int)column);
     Py_DECREF(module);
     return callable;
 }

@@ -32,8 +32,9 @@ int moor_capture_state(void);
 void moor_capture_attach(const moor_jp *jp);
 /* New reference to a callable capture(topk_ids) for column `column`. */
 PyObject *moor_capture_callable(uint32_t column);
-/* New reference to a callable for a compiled model: moor/_torch.py's custom op bound to the column. */
-PyObject *moor_capture_compiled(uint32_t column);
+/* New reference to a callable for a compiled model: moor/_torch.py's custom op bound to the column; with a kernel's `method`, what stands in
+ * for that and captures first. */
+PyObject *moor_capture_compiled(uint32_t column, PyObject *method);
 /* Capture `tensor` into `column`; what both callables and wrappers around bypasses (old CPU MoE kernels) end in. Never
  * raises in open mode. 0, or -1 with a Python error (strict). */
 int moor_capture_tensor(uint32_t column, PyObject *tensor);

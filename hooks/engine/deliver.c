@@ -1,9 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "deliver.h"
 
+#include <string.h>
+
 /* A step commits its rows before its response is on the way, so only what is lost is waited for in vain; then nothing is, until a record
  * is there again. */
 static int waits = 1;
+
+int moor_deliver_wanted(int asked)
+{
+    const moor_runtime *rt = moor_runtime_get();
+    return moor_runtime_records() && rt->config.deliver != MOOR_DELIVER_NONE && (asked || rt->config.deliver_always);
+}
+
+PyObject *moor_deliver_field(const moor_delivery *d)
+{
+    return moor_runtime_get()->config.deliver == MOOR_DELIVER_REF ? moor_deliver_ref(d) : moor_deliver_array(d);
+}
 
 /* Private: a helper process that the engine forks at this moment must not keep the lease for its whole life. */
 static moor_record *open_record(const moor_delivery *d)
@@ -81,13 +94,16 @@ PyObject *moor_deliver_ref(const moor_delivery *d)
     if (!record)
         return NULL;
     char text[8192]; /* of 64 pipeline stages at most */
+    char part[sizeof(text)];
     moor_status status = rt->api->record_ref(record, text, sizeof(text));
+    if (!status) /* it has d->rows rows */
+        status = rt->api->ref_part(text, strlen(text), d->start < d->rows ? d->start : d->rows, 0, part, sizeof(part));
     Py_BEGIN_ALLOW_THREADS
     rt->api->record_release(record);
     Py_END_ALLOW_THREADS
     if (status)
         return moor_runtime_raise(status, "delivery by reference");
-    return PyUnicode_FromString(text);
+    return PyUnicode_FromString(part);
 }
 
 /* ---- off the event loop ----------------------------------------------------------------------------------------------- */
@@ -139,10 +155,9 @@ static PyObject *deliver_note(PyObject *Py_UNUSED(self), PyObject *note)
         d.start = start;
         d.rows = rows;
         d.dtype = dtype;
-        if (rt->config.deliver == MOOR_DELIVER_REF)
-            field = moor_deliver_ref(&d);
-        else
-            field = encode ? encoded(moor_deliver_array(&d)) : moor_deliver_array(&d);
+        field = moor_deliver_field(&d);
+        if (encode && field && !PyUnicode_Check(field))
+            field = encoded(field);
     }
     if (rt->process)
         rt->api->count(rt->process, field ? "moor_delivered_total" : "moor_deliver_errors_total", 1);

@@ -17,6 +17,10 @@ typedef struct moor_delivery {
     uint32_t dtype;       /* MOOR_DTYPE_* of the engine's field; 0: as the rows are stored, u8 or u16 */
 } moor_delivery;
 
+/* 1 when a response's field is Moor's to fill: for who asked for it, in the engine's own way, or with record.always for everybody. */
+int moor_deliver_wanted(int asked);
+/* record.deliver as configured: what goes into the field. moor_deliver_array or moor_deliver_ref. */
+PyObject *moor_deliver_field(const moor_delivery *delivery);
 /* record.deliver = native: numpy array [rows - start, model layers, top_k], dense layers 0 (the layout of the engines'
  * fields). New reference, or NULL with a Python error: missing rows are an error, never zeros. */
 PyObject *moor_deliver_array(const moor_delivery *delivery);

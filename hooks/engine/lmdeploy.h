@@ -67,6 +67,7 @@ int moor_lmdeploy_is_moe(PyObject *hf_config, long layer);
 /* lmdeploy_reply.c */
 int moor_lmdeploy_extra_outputs_before(moor_jp_call *call);
 int moor_lmdeploy_stream_item(moor_jp_call *call);
+int moor_lmdeploy_hide_stop_row(moor_jp_call *call); /* of an answer, in the front end */
 int moor_lmdeploy_ray_env_after(moor_jp_call *call);
 
 /* lmdeploy_agent.c */

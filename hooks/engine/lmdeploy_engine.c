@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "deliver.h"
 #include "lmdeploy.h"
 #include "model.h"
 
@@ -186,8 +187,7 @@ int moor_lmdeploy_sampling_param_after(moor_jp_call *call)
     Py_XDECREF(session);
     if (failed)
         return MOOR_JP_FAILED;
-    if (moor_runtime_get()->config.deliver == MOOR_DELIVER_NONE ||
-        !moor_py_true(call->result, "return_routed_experts", 0))
+    if (!moor_deliver_wanted(moor_py_true(call->result, "return_routed_experts", 0)))
         return MOOR_JP_OK;
     if (PyObject_SetAttrString(call->result, "moor_wanted", Py_True) ||
         PyObject_SetAttrString(call->result, "return_routed_experts", Py_False))

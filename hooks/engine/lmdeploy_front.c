@@ -84,7 +84,7 @@ int moor_lmdeploy_generate_item(moor_jp_call *call)
     if (text && !strcmp(text, "abort") && moor_py_int(call->result, "generate_token_len", 1) == 0)
         moor_admission_no_record(call);
     Py_XDECREF(reason);
-    return MOOR_JP_OK;
+    return moor_lmdeploy_hide_stop_row(call);
 }
 
 /* AsyncEngine.sleep aborts everything by itself. */

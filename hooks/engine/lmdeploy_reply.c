@@ -70,6 +70,27 @@ int moor_lmdeploy_stream_item(moor_jp_call *call)
     return moor_deliver_settle(call, call->result);
 }
 
+/* LMDeploy takes the row of a stop token that it does not show off an array, and leaves a text as it is. */
+int moor_lmdeploy_hide_stop_row(moor_jp_call *call)
+{
+    PyObject *reason = moor_py_path(call->result, "finish_reason"),
+             *field = moor_py_path(call->result, "routed_experts");
+    const char *why = moor_py_text(reason, NULL), *ref = moor_py_text(field, NULL);
+    int result = MOOR_JP_OK;
+    if (why && !strcmp(why, "stop") && ref && !strncmp(ref, "moor1:", 6) &&
+        !moor_py_true(moor_jp_param(call, 0), "gen_config.include_stop_str_in_output", 0)) {
+        char part[512];
+        moor_status status = moor_runtime_get()->api->ref_part(ref, strlen(ref), 0, 1, part, sizeof(part));
+        PyObject *text = status ? moor_runtime_raise(status, "delivery by reference") : PyUnicode_FromString(part);
+        if (!text || PyObject_SetAttrString(call->result, "routed_experts", text))
+            result = MOOR_JP_FAILED;
+        Py_XDECREF(text);
+    }
+    Py_XDECREF(field);
+    Py_XDECREF(reason);
+    return result;
+}
+
 /* ---- Ray -------------------------------------------------------------------------------------------------------------- */
 
 /* Workers of a Ray cluster that was there before do not inherit this process' environment. */

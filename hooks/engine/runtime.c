@@ -164,6 +164,26 @@ static int join_failed(moor_runtime *rt, const moor_config *config, moor_status 
     return 0;
 }
 
+static int is_turned_on(PyObject *section)
+{
+    return (section && section != Py_None) || moor_runtime_configured_by_environment();
+}
+
+int moor_runtime_configured(PyObject *section, moor_config_values *out)
+{
+    moor_runtime *rt = moor_runtime_get();
+    moor_config *config = NULL;
+    *out = (moor_config_values)MOOR_CONFIG_VALUES_INIT;
+    if (!rt->api || !is_turned_on(section))
+        return 0;
+    if (parse_config(rt, section, &config))
+        return -1;
+    rt->api->config_values(config, out);
+    rt->api->config_free(config);
+    out->instance = out->dir = out->record_restore = NULL; /* they went with it */
+    return 1;
+}
+
 int moor_runtime_join(const char *engine, uint32_t roles, uint32_t rank, uint32_t world, uint32_t dp_rank,
                       PyObject *section)
 {
@@ -172,8 +192,7 @@ int moor_runtime_join(const char *engine, uint32_t roles, uint32_t rank, uint32_
         moor_runtime_raise(MOOR_E_VERSION, "join");
         return -1;
     }
-    int present = section && section != Py_None;
-    if (rt->off || (!rt->process && !present && !moor_runtime_configured_by_environment())) {
+    if (rt->off || (!rt->process && !is_turned_on(section))) {
         rt->off = 1;
         return 0;
     }

@@ -35,6 +35,9 @@ moor_runtime *moor_runtime_get(void);
 int moor_runtime_join(const char *engine, uint32_t roles, uint32_t rank, uint32_t world, uint32_t dp_rank,
                       PyObject *section);
 
+/* What a join with this section would be told: 1 and the numbers of *out, 0 Moor is off, -1 with a Python error as moor_runtime_join's. */
+int moor_runtime_configured(PyObject *section, moor_config_values *out);
+
 /* 1 when this process may hold a configuration: $MOOR_CONFIG is set. */
 int moor_runtime_configured_by_environment(void);
 

@@ -104,8 +104,7 @@ static int deliver(PyObject *obj, PyObject *output)
     if (!delivery.id || prompt <= 0 || sampled <= 0 || is_health_check(delivery.id))
         return 0; /* nothing ran, or an abort before the first token: the engine fills nothing either */
     delivery.rows = (uint64_t)(prompt + sampled - 1);
-    if (moor_py_true(obj, "return_routed_experts", 0))
-        delivery.start = (uint64_t)moor_py_int(obj, "routed_experts_start_len", 0);
+    delivery.start = (uint64_t)moor_py_int(obj, "routed_experts_start_len", 0);
     PyObject *field = moor_deliver_later(&delivery, 1);
     int failed = !field || PyDict_SetItemString(meta, "routed_experts", field);
     Py_XDECREF(field);
@@ -127,11 +126,11 @@ static PyObject *metas(PyObject *result)
     return all;
 }
 
+/* A request asks by return_routed_experts, a batch for all of its members. */
 int moor_sglang_generate_item(moor_jp_call *call)
 {
-    moor_runtime *rt = moor_runtime_get();
     PyObject *obj = moor_jp_param(call, 0);
-    if (!moor_runtime_records() || rt->config.deliver == MOOR_DELIVER_NONE || !call->result)
+    if (!call->result || !moor_deliver_wanted(moor_py_true(obj, "return_routed_experts", 0)))
         return MOOR_JP_OK;
     int failed = 0, is_list = PyList_Check(call->result);
     for (Py_ssize_t i = 0; !call->rounds && i < (is_list ? PyList_Size(call->result) : 1) && !failed; i++)

@@ -18,6 +18,10 @@
 
 static const moor_jp joinpoints[] = {
     /* front end */
+    {.name = "frontend.verify_aux_output",
+     .role = "frontend",
+     .targets = {"vllm.config.vllm:VllmConfig._verify_aux_output_compatibility"},
+     .before = moor_vllm_aux_output_before},
     {.name = "frontend.init",
      .role = "frontend",
      .targets = {FRONT "__init__"},
@@ -302,7 +306,7 @@ const moor_engine moor_engine_vllm = {
 
 /* The "moor" object of --additional-config. When only $MOOR_CONFIG turns Moor on, an empty one is put there: vLLM hashes
  * additional_config into its compile cache key, and a graph compiled without Moor has no captures in it. */
-static PyObject *section_of(PyObject *vllm_config)
+PyObject *moor_vllm_section(PyObject *vllm_config)
 {
     PyObject *additional = moor_py_path(vllm_config, "additional_config");
     PyObject *section = NULL;
@@ -343,7 +347,7 @@ int moor_vllm_join(uint32_t roles, PyObject *vllm_config)
 {
     if (moor_py_true(vllm_config, MOOR_VLLM_OFF, 0))
         return 0;
-    PyObject *section = section_of(vllm_config);
+    PyObject *section = moor_vllm_section(vllm_config);
     moor_vllm_place here = moor_vllm_read_place(vllm_config);
     int on = moor_runtime_join("vllm", roles, here.rank, here.world, here.replica, section);
     Py_XDECREF(section);

@@ -23,6 +23,8 @@ typedef struct moor_vllm_place {
 } moor_vllm_place;
 moor_vllm_place moor_vllm_read_place(PyObject *vllm_config);
 
+/* The "moor" object of this VllmConfig: a new reference, or NULL without an error. */
+PyObject *moor_vllm_section(PyObject *vllm_config);
 /* Join in `roles` with the configuration of this VllmConfig; as moor_runtime_join. */
 int moor_vllm_join(uint32_t roles, PyObject *vllm_config);
 /* The join point of this name in vllm.c's table (never NULL for a name that is there). */
@@ -58,6 +60,7 @@ int moor_vllm_is_off(PyObject *part);
 
 /* vllm_front.c */
 int moor_vllm_front_init(moor_jp_call *call);
+int moor_vllm_aux_output_before(moor_jp_call *call);
 int moor_vllm_generate_before(moor_jp_call *call);
 int moor_vllm_generate_item(moor_jp_call *call);
 int moor_vllm_send_after(moor_jp_call *call);

@@ -6,11 +6,64 @@
 #include "deliver.h"
 #include "vllm.h"
 
+static int server_asks; /* for the routes of every request: vLLM has no request that does */
+
 int moor_vllm_front_init(moor_jp_call *call)
 {
+    PyObject *config = moor_jp_param(call, 0);
     moor_runtime_get()->acknowledge_route =
         "POST /collective_rpc {\"method\": \"" MOOR_VLLM_ACKNOWLEDGE "\"}, where the server has its development routes";
-    return moor_vllm_join(MOOR_ROLE_FRONTEND, moor_jp_param(call, 0)) < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
+    server_asks = moor_py_true(config, "aux_output_config.enable_return_routed_experts", 0) ||
+                  moor_py_true(config, "model_config.enable_return_routed_experts", 0);
+    return moor_vllm_join(MOOR_ROLE_FRONTEND, config) < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
+}
+
+/* Moor will fill the field of this server's requests. Everything else that vLLM says against its switch is left to vLLM. */
+static int fills_the_field(PyObject *config, const moor_config_values *moor)
+{
+    PyObject *device = moor_py_path(config, "device_config.device_type");
+    PyObject *runner = moor_py_path(config, "model_config.runner_type");
+    const char *where = moor_py_text(device, NULL), *what = moor_py_text(runner, NULL);
+    int fills = where && !strcmp(where, "cpu") && what && !strcmp(what, "generate") &&
+                moor_py_true(config, "model_config.is_moe", 0) && moor->record_enabled &&
+                moor->deliver != MOOR_DELIVER_NONE;
+    Py_XDECREF(runner);
+    Py_XDECREF(device);
+    return fills;
+}
+
+/* The switch becomes record.always of Moor's section, which goes wherever the configuration does. 0, or -1 with an error. */
+static int take_switch_over(PyObject *config, PyObject *section)
+{
+    PyObject *outputs = moor_py_path(config, "aux_output_config");
+    PyObject *none = PyDict_New();
+    PyObject *record = outputs && none ? PyObject_CallMethod(section, "setdefault", "sO", "record", none) : NULL;
+    int failed = !record || PyMapping_SetItemString(record, "always", Py_True) ||
+                 PyObject_SetAttrString(outputs, "enable_return_routed_experts", Py_False);
+    Py_XDECREF(record);
+    Py_XDECREF(none);
+    Py_XDECREF(outputs);
+    return failed ? -1 : 0;
+}
+
+/* On a CPU vLLM refuses to start with --enable-return-routed-experts, because its own capture does not run there. Moor's does. */
+int moor_vllm_aux_output_before(moor_jp_call *call)
+{
+    if (!moor_py_true(call->self, "aux_output_config.enable_return_routed_experts", 0))
+        return MOOR_JP_OK;
+    moor_config_values moor;
+    PyObject *section = moor_vllm_section(call->self);
+    int result = MOOR_JP_OK, on = moor_runtime_configured(section, &moor);
+    if (on < 0) {
+        result = MOOR_JP_RAISE;
+    } else if (on && section && PyDict_Check(section) && fills_the_field(call->self, &moor)) {
+        if (take_switch_over(call->self, section))
+            result = MOOR_JP_FAILED;
+        else
+            moor_runtime_log(2, "--enable-return-routed-experts: Moor fills the field, vLLM cannot on a CPU");
+    }
+    Py_XDECREF(section);
+    return result;
 }
 
 /* ---- requests pass the gate ---------------------------------------------------------------------------------------- */
@@ -287,12 +340,21 @@ int moor_vllm_session_turn_before(moor_jp_call *call)
     return failed ? MOOR_JP_FAILED : MOOR_JP_OK;
 }
 
+/* What vLLM 0.24's own capture says on a CPU is 0 everywhere. */
+static void empty_field(PyObject *output)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (PyObject_SetAttrString(output, "routed_experts", Py_None))
+        PyErr_Clear();
+    PyErr_Restore(type, value, trace);
+}
+
 int moor_vllm_completion_output_after(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();
     PyObject *reason = moor_jp_param(call, 1);
-    if (!moor_runtime_records() || rt->config.deliver == MOOR_DELIVER_NONE || !reason || reason == Py_None ||
-        moor_py_true(call->self, MOOR_VLLM_OFF, 0))
+    if (!reason || reason == Py_None || moor_py_true(call->self, MOOR_VLLM_OFF, 0) || !moor_deliver_wanted(server_asks))
         return MOOR_JP_OK;
     long long prompt = moor_py_int(call->self, "prompt_len", 0), tokens = output_tokens(call->self);
     PyObject *id = moor_py_path(call->self, "request_id");
@@ -306,12 +368,12 @@ int moor_vllm_completion_output_after(moor_jp_call *call)
     delivery.start = (uint64_t)moor_py_int(call->self, START, 0);
     PyObject *queue =
         moor_py_path(call->self, "queue"); /* from which AsyncLLM.generate takes it; LLM has none, and waits here */
-    PyObject *field = queue                                    ? moor_deliver_later(&delivery, 0)
-                      : rt->config.deliver == MOOR_DELIVER_REF ? moor_deliver_ref(&delivery)
-                                                               : moor_deliver_array(&delivery);
+    PyObject *field = queue ? moor_deliver_later(&delivery, 0) : moor_deliver_field(&delivery);
     int noted = queue != NULL;
     Py_XDECREF(queue);
     int failed = !field || PyObject_SetAttrString(call->result, "routed_experts", field);
+    if (failed)
+        empty_field(call->result);
     Py_XDECREF(field);
     Py_XDECREF(id);
     if (!noted)

@@ -122,8 +122,25 @@ static int collect_points(PyObject *model, bind_point **out, uint32_t *count)
     return 0;
 }
 
+/* Inside a graph (vLLM 0.24 calls a CPU's kernel there) no wrapper can stand: torch.compile would refuse the model. */
+static int bind_bypass_compiled(PyObject *kernel, uint32_t column)
+{
+    PyObject *method = PyObject_GetAttrString(kernel, "forward_method");
+    if (!method || PyObject_HasAttrString(method, "moor_column")) {
+        Py_XDECREF(method);
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    PyObject *fn = moor_capture_compiled(column, method);
+    int failed = !fn || PyObject_SetAttrString(kernel, "forward_method", fn);
+    Py_XDECREF(fn);
+    Py_DECREF(method);
+    return failed ? -1 : 0;
+}
+
 static int bind_one(const bind_point *point, uint32_t column, int compiled)
 {
+    if (point->how == BIND_BYPASS && compiled)
+        return bind_bypass_compiled(point->module, column);
     if (point->how == BIND_BYPASS) {
         /* The wrapper of forward_method finds its column here, through the bound method's __self__. */
         PyObject *number = PyLong_FromUnsignedLong(column);
@@ -132,7 +149,7 @@ static int bind_one(const bind_point *point, uint32_t column, int compiled)
         return failed || moor_jp_wrap_attr(moor_vllm_jp("worker.moe_forward"), point->module, "forward_method") < 0 ? -1
                                                                                                                     : 0;
     }
-    PyObject *fn = compiled ? moor_capture_compiled(column) : moor_capture_callable(column);
+    PyObject *fn = compiled ? moor_capture_compiled(column, NULL) : moor_capture_callable(column);
     if (!fn)
         return -1;
     int result;

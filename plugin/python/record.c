@@ -115,6 +115,7 @@ PyObject *moor_py_record_of(moor_py_data *data, const moor_record_info *info)
     r->rows.layer_ids = NULL;
     r->handle = info->handle;
     r->dropped = info->dropped_rows;
+    r->first_row = info->first_row;
     r->owner = info->owner;
     r->reasons = info->reasons;
     r->store_index = info->store_index;
@@ -334,6 +335,7 @@ static PyGetSetDef record_getset[] = {
     FIELD("session_id", OBJECT, session_id, "The session, \"\" when none."),
     FIELD("handle", U64, handle, "Handle in its store; 0 for a concatenation."),
     FIELD("rows", U64, rows.rows, "Tokens that went through the model."),
+    FIELD("first_row", U64, first_row, "The request's row that is row 0 here; not 0 where a ref named a part of it."),
     FIELD("layers", U32, rows.layers, "MoE layers: columns of a row."),
     FIELD("model_layers", U32, rows.model_layers, "All layers of the model."),
     FIELD("top_k", U32, rows.top_k, "Experts a token and layer."),

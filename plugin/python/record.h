@@ -30,7 +30,7 @@ typedef struct moor_py_record {
     PyObject_HEAD
     moor_py_data *data; /* NULL after release() */
     moor_rows rows;     /* the numbers only: no pointer in it is valid */
-    uint64_t handle, dropped;
+    uint64_t handle, dropped, first_row;
     uint32_t owner, reasons, store_index;
     PyObject *request_id, *session_id, *layer_ids, *missing, *versions, *labels;
     PyObject *weakrefs;

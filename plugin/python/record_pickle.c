@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* 1: (format, request_id, session_id, handle, rows, owner, model_layers, top_k, num_experts, dtype, layer_ids, versions,
- * labels, reasons, store_index, dropped, segments), (buffer of each present segment, …). Append a member only with a new number. */
-enum { PICKLE_FORMAT = 1 };
+/* 2: (format, request_id, session_id, handle, rows, owner, model_layers, top_k, num_experts, dtype, layer_ids, versions,
+ * labels, reasons, store_index, dropped, segments, first row), (buffer of each present segment, …). Append a member only with a new number. */
+enum { PICKLE_FORMAT = 2 };
 
 /* ---- data with own tables -------------------------------------------------------------------------------------------- */
 
@@ -86,10 +86,11 @@ static PyObject *pickle_state(const moor_py_record *r, const moor_py_data *data)
     PyObject *segments = segment_list(&data->rows);
     if (!segments)
         return NULL;
-    return Py_BuildValue("(iOOKKIIIIsOOOIIKN)", PICKLE_FORMAT, r->request_id, r->session_id,
+    return Py_BuildValue("(iOOKKIIIIsOOOIIKNK)", PICKLE_FORMAT, r->request_id, r->session_id,
                          (unsigned long long)r->handle, (unsigned long long)r->rows.rows, r->owner,
                          data->rows.model_layers, r->rows.top_k, r->rows.num_experts, r->rows.dtype->name, r->layer_ids,
-                         r->versions, r->labels, r->reasons, r->store_index, (unsigned long long)r->dropped, segments);
+                         r->versions, r->labels, r->reasons, r->store_index, (unsigned long long)r->dropped, segments,
+                         (unsigned long long)r->first_row);
 }
 
 PyObject *moor_py_record_reduce(PyObject *self, PyObject *protocol)
@@ -120,7 +121,7 @@ PyObject *moor_py_record_reduce(PyObject *self, PyObject *protocol)
 /* A pickled state, its members borrowed from the tuple. */
 typedef struct state {
     int format;
-    unsigned long long handle, rows, dropped;
+    unsigned long long handle, rows, dropped, first_row;
     unsigned int owner, model_layers, top_k, num_experts, reasons, store_index;
     const char *request_id, *session_id, *dtype;
     PyObject *layer_ids, *versions, *labels, *segments;
@@ -201,10 +202,10 @@ static int parse_state(PyObject *tuple, state *s)
                            PICKLE_FORMAT);
         return -1;
     }
-    if (!PyArg_ParseTuple(tuple, "issKKIIIIsO!O!O!IIKO!", &s->format, &s->request_id, &s->session_id, &s->handle,
+    if (!PyArg_ParseTuple(tuple, "issKKIIIIsO!O!O!IIKO!K", &s->format, &s->request_id, &s->session_id, &s->handle,
                           &s->rows, &s->owner, &s->model_layers, &s->top_k, &s->num_experts, &s->dtype, &PyTuple_Type,
                           &s->layer_ids, &PyList_Type, &s->versions, &PyList_Type, &s->labels, &s->reasons,
-                          &s->store_index, &s->dropped, &PyList_Type, &s->segments))
+                          &s->store_index, &s->dropped, &PyList_Type, &s->segments, &s->first_row))
         return -1;
     if (PyList_Size(s->versions) != PyList_Size(s->labels))
         return bad_pickle("versions and labels differ in number");
@@ -255,6 +256,7 @@ static int rebuild(const state *s, PyObject *buffers, moor_py_data *data, moor_r
         .segments = t.segments,
         .versions = t.versions,
         .dropped_rows = s->dropped,
+        .first_row = s->first_row,
     };
     return 0;
 }
@@ -417,6 +419,10 @@ PyObject *moor_py_concat(PyObject *Py_UNUSED(module), PyObject *args, PyObject *
         !(h = moor_py_record_check(first)) || !(c = moor_py_record_check(second)) || !moor_py_record_data(h) ||
         !moor_py_record_data(c) || same_shape(h, c) < 0) /* told before a difference in length */
         return NULL;
+    if (h->first_row || c->first_row)
+        return moor_py_raise_text(
+            MOOR_E_INVALID, "records %U and %U begin at rows %llu and %llu: refs named parts of them; open them by id",
+            h->request_id, c->request_id, (unsigned long long)h->first_row, (unsigned long long)c->first_row);
     if (c->rows.rows + 1 < h->rows.rows)
         return moor_py_raise_text(
             MOOR_E_RANGE, "record %U has %llu rows, its history %U has %llu: it may be short by one, not by %llu",

@@ -10,6 +10,7 @@
 
 #include "client/client.h"
 #include "client/copy.h"
+#include "client/ref.h"
 #include "client/resolve.h"
 #include "client/save.h"
 #include "client/session.h"
@@ -120,7 +121,7 @@ static void compare_parts(const moor_record *record, const moor_record_info *inf
 static void read_record(moor_record *record)
 {
     moor_record_info info = MOOR_RECORD_INFO_INIT;
-    char ref[512];
+    char ref[512], part[sizeof(ref)];
     read_info(record, &info);
     read_segments(record, &info);
     copy_some(record, &info);
@@ -130,6 +131,8 @@ static void read_record(moor_record *record)
         compare_parts(record, &info);
     uint8_t how = moor_record_ref(record, ref, sizeof(ref)) ? 0 : reply_next();
     moor_record *again;
+    if (how & 32 && !moor_ref_part(ref, strlen(ref), how >> 6, reply_next() % 4, part, sizeof(part)))
+        memcpy(ref, part, sizeof(ref));
     if (how & 2)
         ref[reply_next() % strlen(ref)] ^= how >> 2 & 7;
     if (how & 1 && !moor_resolve(ref, strlen(ref), 0, &again))
@@ -204,7 +207,7 @@ static void resolve_raw(void)
     if (!moor_ref_parse(text, length, &ref)) {
         touch(ref.host, strlen(ref.host) + 1);
         touch(ref.instance, strlen(ref.instance) + 1);
-        require(ref.store_index < MOOR_CLIENT_STORES);
+        require(ref.store_index < MOOR_CLIENT_STORES && ref.start + ref.rows >= ref.start);
     }
     moor_record *record;
     if (!moor_resolve(text, length, 0, &record))
@@ -338,7 +341,7 @@ size_t fuzz_seed(size_t index, uint8_t *out, size_t room)
         {0, 0, 0, 0, 7, 1, 0, 6, 4},                     /* a key longer than the text it was found in */
         {0, 0, 0, 0, 9, 1, 0x14, 0, 0, 0, 128 + 21 + 1}, /* a trace of a token more than its keys have */
     };
-    static const char ref[] = "moor1:host:one:0.00001234:0000000000000001:u8:1x1x1";
+    static const char ref[] = "moor1:host:one:0.00001234:0000000000000001:u8:1x1x1@0";
     size_t shape = index % KINDS, op = index / KINDS % OPS, how = index / KINDS / OPS, n = 3 + 1 + shapes[shape][0];
     if (room < 80)
         return 0;

@@ -122,7 +122,7 @@ static const char *verify(const moor_record *record, const moor_record_info *inf
         const uint8_t *at = info->segments[s].data;
         for (uint64_t row = 0; at && row < info->segments[s].rows; row++)
             for (uint32_t i = 0; i < LAYERS * TOP_K; i++)
-                if (*at++ != expert(name, info->segments[s].start + row, i / TOP_K, i % TOP_K))
+                if (*at++ != expert(name, info->first_row + info->segments[s].start + row, i / TOP_K, i % TOP_K))
                     return "segments differ";
     }
     if (info->missing_rows || !info->rows)
@@ -134,7 +134,8 @@ static const char *verify(const moor_record *record, const moor_record_info *inf
     for (uint64_t row = 0; row < info->rows && !*result; row++)
         for (uint32_t k = 0; k < TOP_K; k++) {
             const int32_t *of_row = copy + row * MODEL_LAYERS * TOP_K;
-            if (of_row[k] || of_row[3 * TOP_K + k] || of_row[4 * TOP_K + k] != expert(name, row, 2, k))
+            if (of_row[k] || of_row[3 * TOP_K + k] ||
+                of_row[4 * TOP_K + k] != expert(name, info->first_row + row, 2, k))
                 result = "copies differ";
         }
     free(copy);

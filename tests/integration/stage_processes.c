@@ -198,6 +198,31 @@ static void S1_12_a_ref_of_stages_has_one_part_each(void **state)
     actor_say(&consumer, "MOOR_E_INVALID", "resolve %s+", half);
 }
 
+static void S1_24_a_ref_of_stages_has_the_same_rows_of_each(void **state)
+{
+    (void)state;
+    actor stage[2], consumer;
+    char ref[800], part[1000];
+    start_stages(stage, 0, "01", "2");
+    start_consumer(&consumer);
+    step_both(stage, "r", 0, 6);
+    seal_both(stage, 0, "r", 6);
+    actor_say(&consumer, "ok r", "open r 5");
+    snprintf(ref, sizeof(ref), "%s", actor_say(&consumer, "ok moor1:", "ref") + 3);
+    ref[strcspn(ref, "\n")] = 0;
+    char *first = strstr(ref, ":6x2x2+"), *second = strstr(ref, ":6x1x2");
+    assert_non_null(first);
+    assert_non_null(second);
+    snprintf(part, sizeof(part), "%.*s:3x2x2@2%.*s:3x1x2@2", (int)(first - ref), ref, (int)(second - first - 6),
+             first + 6);
+    actor_say(&consumer, "ok r", "resolve %s", part);
+    actor_say(&consumer, "ok good", "verify");
+    assert_non_null(strstr(actor_say(&consumer, "ok moor1:", "ref"), part));
+    snprintf(part, sizeof(part), "%.*s:3x2x2@2%.*s:3x1x2@3", (int)(first - ref), ref, (int)(second - first - 6),
+             first + 6);
+    actor_say(&consumer, "MOOR_E_INVALID resolve: the parts of a ref name different rows", "resolve %s", part);
+}
+
 static void S1_12_replicas_of_stages_are_told_apart(void **state)
 {
     (void)state;
@@ -260,6 +285,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(S1_12_a_row_of_two_weight_epochs_is_missing, actors_begin, actors_end),
         cmocka_unit_test_setup_teardown(S1_12_cuts_events_and_claims_go_to_every_stage, actors_begin, actors_end),
         cmocka_unit_test_setup_teardown(S1_12_a_ref_of_stages_has_one_part_each, actors_begin, actors_end),
+        cmocka_unit_test_setup_teardown(S1_24_a_ref_of_stages_has_the_same_rows_of_each, actors_begin, actors_end),
         cmocka_unit_test_setup_teardown(S1_12_replicas_of_stages_are_told_apart, actors_begin, actors_end),
         cmocka_unit_test_setup_teardown(S1_12_without_a_stage_there_is_no_record, actors_begin, actors_end),
     };

@@ -48,6 +48,11 @@ SECOND = """
             self.process.wait()
             self.process.stdout.close()
     """
+# How many deliveries were tried. Here there is no record: what is tried is an error.
+TRIED = """
+    def tried():
+        return moor.attach("default", 10.0).stats()["counters"]["deliver_errors_total"]
+    """
 LIBRARY = os.path.join(os.environ["MOOR_BUILD_DIR"], "python", "moor", "libmoor.so.1")
 
 

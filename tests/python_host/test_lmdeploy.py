@@ -78,6 +78,14 @@ REQUESTS = """
             self.sender.send_async("add message", dict(session_id=session_id, token_ids=[1]))
             yield 0
     """
+MESSAGES = """
+    from types import SimpleNamespace as Namespace
+
+    class SamplingParam:
+        @classmethod
+        def from_gen_config(cls, gen_config):
+            return Namespace(return_routed_experts=gen_config.return_routed_experts)
+    """
 UPDATES = """
     import asyncio
     import moor
@@ -156,6 +164,7 @@ class Engine(Adapter):
     modules = {"pytorch/engine/engine.py": ENGINE, "pytorch/engine/engine_loop.py": LOOP,
                "pytorch/engine/engine_instance.py": INSTANCE, "pytorch/engine/mp_engine/base.py": PROXY,
                "pytorch/engine/request.py": REQUESTS,
+               "pytorch/messages.py": MESSAGES,
                "serve/core/async_engine.py": FRONT}
 
 
@@ -233,6 +242,30 @@ class Requests(Engine):
                 await asyncio.wait([task])
                 print(gate.status()["in_flight"])
             """ + "".join(f"\n            asyncio.run(give_up{call})" for call in calls))
+
+    def test_a_hidden_stop_token_has_no_row_in_the_ref(self):
+        """S1.24: LMDeploy takes its row off an array, and leaves a text as it is."""
+        ref = "moor1:h:default:0.0000002a:0000000000000001:u8:8x4x4"
+        self.assertEqual(self.program(f"""
+            import asyncio
+            from types import SimpleNamespace as Namespace
+            from lmdeploy.serve.core.async_engine import AsyncEngine
+
+            front = AsyncEngine()
+
+            async def ask(reason, shown, field):
+                answer = Namespace(finish_reason=reason, generate_token_len=3, routed_experts=field)
+                request = Namespace(session=Namespace(session_id=1), stale=answer,
+                                    gen_config=Namespace(include_stop_str_in_output=shown))
+                async for _ in front.generate(request):
+                    pass
+                print(answer.routed_experts)
+
+            for reason, shown, field in (("stop", False, "{ref}"), ("stop", True, "{ref}"), ("length", False, "{ref}"),
+                                         ("stop", False, [[[1]]]), ("stop", False, None), ("stop", False, "a key of Ray's store")):
+                asyncio.run(ask(reason, shown, field))
+            """, '{"gate": {"mode": "off"}}'),
+                         [ref.replace(":8x", ":7x"), ref, ref, "[[[1]]]", "None", "a key of Ray's store"])
 
     def test_one_that_is_given_up_before_its_turn(self):
         """Its client goes while it waits for a free handle: the engine never hears of it, and no record comes."""
@@ -343,6 +376,18 @@ class Delivery(Engine):
         self.assertGreater(waited[0], 0.9)
         self.assertLess(min(waited[1:6]), waited[0] / 2)
         self.assertGreater(waited[7], 0.9)
+
+    def test_who_asked_gets_it(self):
+        """S1.23: whose routes are put into the response, and that the sequence keeps none of its own."""
+        ask = """
+            from lmdeploy.pytorch.messages import SamplingParam
+            for asked in (True, False):
+                param = SamplingParam.from_gen_config(Namespace(return_routed_experts=asked))
+                print(getattr(param, "moor_wanted", False), param.return_routed_experts)
+            """
+        self.assertEqual(self.program(ask), ["True False", "False False"])
+        self.assertEqual(self.program(ask, '{"record": {"always": true}}'), ["True False", "True False"])
+        self.assertEqual(self.program(ask, '{"record": {"always": true, "deliver": "none"}}'), ["False True", "False False"])
 
 
 class Joins(Joining, Adapter):

@@ -3,7 +3,7 @@
 import sys
 import unittest
 
-from adapter_case import DELIVERING, SECOND, STARTED, Adapter, Joining
+from adapter_case import DELIVERING, SECOND, STARTED, TRIED, Adapter, Joining
 
 FRONT = """
     from types import SimpleNamespace as Namespace
@@ -24,7 +24,7 @@ FRONT = """
             if hasattr(obj, "go"):  # it waits while the engine is paused
                 await obj.go.wait()
             self._create_tokenized_object(obj, None)
-            yield {"meta_info": {}}
+            yield getattr(obj, "output", {"meta_info": {}})
             await obj.end.wait()
 
         async def pause_generation(self, obj):
@@ -300,6 +300,39 @@ class HealthChecks(Adapter):
             asyncio.run(ask("HEALTH_CHECK_1"))
             asyncio.run(ask("a"))
             """, '{"record": {"enabled": false}}'), ["0", "1"])
+
+
+class Field(Adapter):
+    """Who gets SGLang's field: the request that says return_routed_experts."""
+    package = "sglang"
+    modules = {"srt/managers/tokenizer_manager.py": FRONT}
+    start = START + TRIED
+
+    def fields(self, config):
+        return self.program("""
+            async def ask(output, **more):
+                end = asyncio.Event()
+                end.set()
+                async for _ in manager.generate_request(Namespace(rid="a", text="x", end=end, output=output, **more)):
+                    pass
+                print(tried())
+
+            def output():
+                return {"meta_info": {"id": "a", "finish_reason": {"type": "stop"}, "prompt_tokens": 5, "completion_tokens": 3}}
+
+            asyncio.run(ask(output()))
+            asyncio.run(ask([output(), output()], return_routed_experts=False))
+            asyncio.run(ask(output(), return_routed_experts=True))
+            asyncio.run(ask([output(), output()], return_routed_experts=True))
+            """, config)
+
+    def test_who_asked_gets_it(self):
+        """S1.23"""
+        self.assertEqual(self.fields('{"gate": {"mode": "off"}}'), ["0", "0", "1", "2"])
+
+    def test_always_is_for_all(self):
+        """S1.23; a batch ends at the first that cannot be had."""
+        self.assertEqual(self.fields('{"gate": {"mode": "off"}, "record": {"always": true}}'), ["1", "2", "3", "4"])
 
 
 class GivingUp(Adapter):

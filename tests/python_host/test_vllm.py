@@ -3,7 +3,7 @@
 import sys
 import unittest
 
-from adapter_case import DELIVERING, SECOND, STARTED, Adapter, Joining
+from adapter_case import DELIVERING, SECOND, STARTED, TRIED, Adapter, Joining
 
 FRONT = """
     class AsyncLLM:
@@ -96,6 +96,33 @@ CORE_CLIENT = """
     class AsyncMPClient:
         def _send_input(self, request_type, request, engine=None):
             pass
+    """
+OUTPUTS = """
+    from types import SimpleNamespace as Namespace
+
+    class RequestState:
+        request_id, prompt_len = "a", 5
+
+        def __init__(self):
+            self.detokenizer = Namespace(num_output_tokens=lambda: 3)
+
+        def _new_completion_output(self, token_ids, finish_reason):
+            return Namespace(routed_experts="zeros")
+    """
+CONFIG = """
+    from types import SimpleNamespace as Namespace
+
+    class VllmConfig:
+        def __init__(self, device="cpu", runner="generate", moe=True, moor=None):
+            self.aux_output_config = Namespace(enable_return_routed_experts=True)
+            self.device_config = Namespace(device_type=device)
+            self.model_config = Namespace(runner_type=runner, is_moe=moe)
+            self.additional_config = {} if moor is None else {"moor": moor}
+            self._verify_aux_output_compatibility()
+
+        def _verify_aux_output_compatibility(self):
+            if self.aux_output_config.enable_return_routed_experts:
+                raise ValueError("it requires the other model runner")
     """
 START = STARTED + """
     import asyncio
@@ -649,6 +676,69 @@ class Joins(Joining, Adapter):
 
         asyncio.run(main())
         """
+
+
+class Field(Adapter):
+    """Who gets vLLM's field: its requests cannot ask, the server's switch does."""
+    package = "vllm"
+    modules = {"v1/engine/output_processor.py": OUTPUTS, "v1/engine/async_llm.py": FRONT, "config/vllm.py": CONFIG}
+    start = START + TRIED
+
+    def fields(self, config):
+        return self.program("""
+            from vllm.v1.engine.output_processor import RequestState
+
+            def respond():
+                print(RequestState()._new_completion_output([7], "stop").routed_experts, tried())
+
+            respond()
+            config.model_config.enable_return_routed_experts = True  # 0.24
+            AsyncLLM(vllm_config=config)
+            respond()
+            del config.model_config.enable_return_routed_experts
+            config.aux_output_config = Namespace(enable_return_routed_experts=True)
+            AsyncLLM(vllm_config=config)
+            respond()
+            """, config)
+
+    def test_the_servers_switch_asks_for_all(self):
+        """S1.23: who did not ask has the engine's response, to which Moor adds nothing. What cannot be delivered is no field, not the zeros that
+        0.24's own capture says on a CPU."""
+        self.assertEqual(self.fields("{}"), ["zeros 0", "None 1", "None 2"])
+
+    def test_always_asks_as_well(self):
+        """S1.23"""
+        self.assertEqual(self.fields('{"record": {"always": true}}'), ["None 1", "None 2", "None 3"])
+
+    def test_nobody_is_asked_where_nothing_is_delivered(self):
+        self.assertEqual(self.fields('{"record": {"always": true, "deliver": "none"}}'), ["zeros 0"] * 3)
+
+    def start_with(self, config, arguments=""):
+        return self.program(f"""
+            from vllm.config.vllm import VllmConfig
+            try:
+                made = VllmConfig({arguments})
+                print(made.additional_config, made.aux_output_config.enable_return_routed_experts)
+            except Exception as e:
+                print(type(e).__name__, e)
+            """, config)[0]
+
+    def test_a_switch_that_the_engine_refuses_is_moors(self):
+        """S1.23: on a CPU, where the engine's own capture does not run and Moor's does. It goes to the other processes with Moor's section."""
+        self.assertEqual(self.start_with("{}"), "{'moor': {'record': {'always': True}}} False")
+        self.assertEqual(self.start_with("{}", 'moor={"record": {"deliver": "ref"}}'),
+                         "{'moor': {'record': {'deliver': 'ref', 'always': True}}} False")
+
+    def test_a_switch_that_moor_could_not_keep_stays_the_engines(self):
+        """S1.23"""
+        refused = "ValueError it requires the other model runner"
+        for config, arguments in (("{}", 'device="cuda"'), ("{}", "moe=False"), ("{}", 'runner="pooling"'),
+                                  ('{"record": {"deliver": "none"}}', ""), ('{"record": {"enabled": false}}', "")):
+            with self.subTest(config=config, arguments=arguments):
+                self.assertEqual(self.start_with(config, arguments), refused)
+
+    def test_a_configuration_that_is_wrong_is_the_error(self):
+        self.assertIn("arena_byte", self.start_with("{}", 'moor={"record": {"arena_byte": 1}}'))
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ static void defaults_observe_and_delay_nothing(void **state)
     assert_int_equal(v.log_level, MOOR_LOG_INFO);
     assert_int_equal(v.record_enabled, 1);
     assert_int_equal(v.deliver, MOOR_DELIVER_NATIVE);
+    assert_int_equal(v.deliver_always, 0);
     assert_int_equal(v.validate_at_seal, 0);
     assert_int_equal(v.kv_index, 1);
     assert_null(v.record_restore);
@@ -71,7 +72,8 @@ static void every_key_is_taken(void **state)
     moor_config *config;
     const char *json =
         "{\"instance\":\"a.b-1\",\"dir\":\"/tmp/x\",\"on_error\":\"strict\",\"log\":\"debug\","
-        "\"record\":{\"enabled\":false,\"deliver\":\"ref\",\"arena_bytes\":\"64MiB\",\"keep_s\":1.5,\"keep_bytes\":7,"
+        "\"record\":{\"enabled\":false,\"deliver\":\"ref\",\"always\":true,\"arena_bytes\":\"64MiB\",\"keep_s\":1.5,"
+        "\"keep_bytes\":7,"
         "\"validate\":\"seal\",\"kv_index\":false,\"restore\":\"/var/kept\"},"
         "\"gate\":{\"mode\":\"enforce\",\"drain_timeout_s\":2},"
         "\"barrier\":{\"mode\":\"off\",\"external\":3,\"timeout_s\":4,\"spin_us\":5,\"across_hosts\":\"none\"},"
@@ -86,6 +88,7 @@ static void every_key_is_taken(void **state)
     assert_int_equal(v.log_level, MOOR_LOG_DEBUG);
     assert_int_equal(v.record_enabled, 0);
     assert_int_equal(v.deliver, MOOR_DELIVER_REF);
+    assert_int_equal(v.deliver_always, 1);
     assert_int_equal(v.arena_bytes, 64 << 20);
     assert_true(v.keep_s == 1.5);
     assert_int_equal(v.keep_bytes, 7);

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "client/copy.h"
-#include "client/resolve.h"
+#include "client/ref.h"
 #include "client/wire.h"
 
 static int64_t value_at(const void *data, uint32_t dtype, size_t i)
@@ -132,6 +132,7 @@ static void refs_are_read_exactly(void **state)
     assert_true(ref.handle == 0x100000007u);
     assert_int_equal(ref.dtype, MOOR_DTYPE_U16);
     assert_int_equal(ref.rows, 120);
+    assert_int_equal(ref.start, 0);
     assert_int_equal(ref.layers, 48);
     assert_int_equal(ref.top_k, 8);
     static const char *const bad[] = {"",
@@ -146,12 +147,47 @@ static void refs_are_read_exactly(void **state)
                                       "moor1:h:i:3.2a:g:u8:1x1x1",
                                       "moor1:h:i:3.2a:10000000000000000:u8:1x1x1",
                                       "moor1::i:3.2a:7:u8:1x1x1",
+                                      "moor1:h:i:3.2a:7:u8:1x1x1@",
+                                      "moor1:h:i:3.2a:7:u8:1x1x1@x",
+                                      "moor1:h:i:3.2a:7:u8:1x1x1@-1",
+                                      "moor1:h:i:3.2a:7:u8:1@1x1x1",
+                                      "moor1:h:i:3.2a:7:u8:1x1x1@1@2",
+                                      "moor1:h:i:3.2a:7:u8:1x1x1@18446744073709551615",
                                       "moor1:h:i:3.2a:7:u8:1x1x99999999999"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         assert_int_equal(moor_ref_parse(bad[i], strlen(bad[i]), &ref), MOOR_E_INVALID);
     for (size_t n = 0; n < strlen(good) - 1; n++) /* cut anywhere (but inside the last number) */
         assert_int_equal(moor_ref_parse(good, n, &ref), MOOR_E_INVALID);
     assert_int_equal(moor_ref_parse(NULL, 0, &ref), MOOR_E_INVALID);
+}
+
+static void S1_24_a_ref_of_a_part(void **state)
+{
+    (void)state;
+    moor_ref ref;
+    char part[200], again[200], two[200];
+    const char *whole = "moor1:h:i:3.0000002a:0000000100000007:u8:120x48x8";
+    assert_int_equal(moor_ref_part(whole, strlen(whole), 3, 2, part, sizeof(part)), MOOR_OK);
+    assert_string_equal(part, "moor1:h:i:3.0000002a:0000000100000007:u8:115x48x8@3");
+    assert_int_equal(moor_ref_parse(part, strlen(part), &ref), MOOR_OK);
+    assert_int_equal(ref.rows, 115);
+    assert_int_equal(ref.start, 3);
+    assert_int_equal(moor_ref_part(part, strlen(part), 1, 0, again, sizeof(again)), MOOR_OK);
+    assert_string_equal(again, "moor1:h:i:3.0000002a:0000000100000007:u8:114x48x8@4");
+    assert_int_equal(moor_ref_part(again, strlen(again), 100, 14, again, sizeof(again)), MOOR_OK);
+    assert_string_equal(again, "moor1:h:i:3.0000002a:0000000100000007:u8:0x48x8@104");
+    /* of pipeline stages: the same rows of each */
+    const char *stages = "moor1:h:i:0.2a:1:u8:9x2x8+moor1:h:i:1.2a:1:u8:9x3x8";
+    assert_int_equal(moor_ref_part(stages, strlen(stages), 0, 4, two, sizeof(two)), MOOR_OK);
+    assert_string_equal(
+        two, "moor1:h:i:0.0000002a:0000000000000001:u8:5x2x8+moor1:h:i:1.0000002a:0000000000000001:u8:5x3x8");
+    assert_int_equal(moor_ref_part(stages, strlen(stages), 5, 5, two, sizeof(two)), MOOR_E_RANGE);
+    assert_int_equal(moor_ref_part(stages, strlen(stages), 10, 0, two, sizeof(two)), MOOR_E_RANGE);
+    assert_int_equal(moor_ref_part(stages, strlen(stages), 0, UINT64_MAX, two, sizeof(two)), MOOR_E_RANGE);
+    assert_int_equal(moor_ref_part(stages, strlen(stages) - 1, 0, 0, two, sizeof(two)), MOOR_E_INVALID);
+    assert_int_equal(moor_ref_part(whole, strlen(whole), 3, 2, part, strlen(part)), MOOR_E_INVALID);
+    assert_int_equal(moor_ref_part(whole, strlen(whole), 3, 2, NULL, 0), MOOR_E_INVALID);
+    assert_int_equal(moor_ref_part(NULL, 0, 0, 0, part, sizeof(part)), MOOR_E_INVALID);
 }
 
 int main(void)
@@ -163,6 +199,7 @@ int main(void)
         cmocka_unit_test(readers_stop_at_the_end),
         cmocka_unit_test(large_replies_must_be_what_they_say),
         cmocka_unit_test(refs_are_read_exactly),
+        cmocka_unit_test(S1_24_a_ref_of_a_part),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -100,7 +100,9 @@ typedef struct moor_config_values {
     uint32_t barrier_external, barrier_spin_us;
     uint64_t escalate_free_bytes, bucket_bytes;
     const char *record_restore; /* directory of a snapshot that a store begins with; NULL when not given */
-    uint64_t reserved[7];
+    int32_t deliver_always;     /* the engine's field is filled for requests that did not ask for it, too */
+    int32_t reserved1;
+    uint64_t reserved[6];
 } moor_config_values;
 #define MOOR_CONFIG_VALUES_INIT                                                                                        \
     {                                                                                                                  \
@@ -247,7 +249,8 @@ typedef struct moor_record_info {
         *segments; /* [n_segments] in row order, together exactly rows 0…rows-1, missing ranges included */
     const moor_version_run *versions;
     uint64_t dropped_rows; /* recomputed rows that lost against the first accepted ones */
-    uint64_t reserved[4];
+    uint64_t first_row;    /* the request's row that is row 0 here: > 0 when a ref named a part of the record */
+    uint64_t reserved[3];
 } moor_record_info;
 #define MOOR_RECORD_INFO_INIT                                                                                          \
     {                                                                                                                  \
@@ -500,14 +503,16 @@ typedef struct moor_api {
     moor_status (*open_all)(moor_client *client, const char *id, uint32_t id_len, double timeout, moor_record ***out,
                             uint32_t *n);
     void (*records_free)(moor_record **records, uint32_t n); /* the array only */
-    /* Attaches by itself, cached. */
+    /* Attaches by itself, cached. The record has the rows that the ref names (fewer, when it was cut since); events, claims and sessions are
+     * of the record as a whole. */
     moor_status (*resolve)(const char *ref, size_t ref_len, double timeout, moor_record **out);
     moor_status (*record_info)(const moor_record *record, moor_record_info *out);
     /* Copies rows start…stop-1. model_layout: columns are all model_layers, dense ones 0. dst_dtype any of the five.
      * mask: NULL, or [stop-start] bytes, 1 = present; with mask NULL missing rows → MOOR_E_INCOMPLETE, nothing written. */
     moor_status (*record_copy)(const moor_record *record, uint64_t start, uint64_t stop, int model_layout,
                                uint32_t dst_dtype, void *dst, size_t dst_bytes, uint8_t *mask);
-    /* moor1:HOST:INSTANCE:STORE:HANDLE:DTYPE:RxLxK; of pipeline stages one each, with "+" between them. */
+    /* moor1:HOST:INSTANCE:STORE:HANDLE:DTYPE:RxLxK[@START]: R rows, the request's from START (else 0) on; of pipeline stages one part each,
+     * with "+" between them. */
     moor_status (*record_ref)(const moor_record *record, char *buf, size_t size);
     moor_status (*record_event)(moor_record *record, uint32_t event);
     moor_status (*record_claim)(moor_record *record, uint32_t owner);
@@ -652,6 +657,9 @@ typedef struct moor_api {
     /* A client of this process' own instance, by the directory that it has open: it waits for nothing, connects with the first call, and is never
      * another server's, whatever has become of the directory's name. MOOR_E_IO: no descriptor. */
     moor_status (*attach_own)(moor_process *process, moor_client **out);
+
+    /* The ref of what `ref` names without its first `head` and last `tail` rows (MOOR_E_RANGE: it has fewer). No store is asked. */
+    moor_status (*ref_part)(const char *ref, size_t ref_len, uint64_t head, uint64_t tail, char *buf, size_t size);
 } moor_api;
 
 /* Returns the table of version `want`, or NULL when this library does not have it. *have (may be NULL): the newest it has.

@@ -22,3 +22,15 @@ def capture_fn(column):
         torch.ops.moor.capture(sink, topk_ids, column)
 
     return capture
+
+
+def bypass_fn(column, method):
+    """A traceable stand-in for a kernel's forward_method(layer, x, topk_weights, topk_ids, ...): captures, and goes on."""
+    capture = capture_fn(column)
+
+    def forward_method(layer, x, topk_weights, topk_ids, *args, **kwargs):
+        capture(topk_ids)
+        return method(layer, x, topk_weights, topk_ids, *args, **kwargs)
+
+    forward_method.moor_column = column
+    return forward_method

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.compile: the capture is inside the graph (a late binding records nothing, silently)."""
-from moorlab.scenario import Group, proves
+from moorlab.scenario import VLLM, Group, proves
 
-GROUP = Group(tp=1, moor={}, eager=False, engines=("vllm",), env={"VLLM_CPU_CI_ENV": "0"})
+GROUP = Group(tp=1, moor={}, eager=False, engines=VLLM, env={"VLLM_CPU_CI_ENV": "0"})
 
 
 @proves("S1.2", "S1.4")

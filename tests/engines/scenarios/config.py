@@ -32,17 +32,18 @@ def check_mistakes_are_named(lab):
             ended.result()
 
 
-@proves("Done when: second server with the same instance name", "SEMANTICS 4.11", "DESIGN: processes")
+@proves("Done when: second server with the same instance name", "SEMANTICS 4.11", "DESIGN: processes", "S1.23")
 def check_names_that_are_taken(lab):
-    """A live server has "default": who asks for it by name is refused, who does not gets a suffix; the first is not disturbed."""
+    """A live server has "default": who asks for it by name is refused, who does not gets a suffix; the first is not disturbed.
+    Neither server is asked for routes, and the second one gives them always."""
     import moor
 
-    with lab.new_server(name="config-first", moor={}) as first:
+    with lab.new_server(name="config-first", moor={}, routes=False) as first:
         env = {"MOOR_DIR": first.dir}
         # A server ends with the thread that started it: the one that is to live is started here.
         with ThreadPoolExecutor(1) as pool:
             named = pool.submit(refused, lab, "named", {"instance": "default"}, ["default"], env=env)
-            second = lab.new_server(name="config-second", moor={}, env=env).start()
+            second = lab.new_server(name="config-second", moor={"record": {"always": True}}, routes=False, env=env).start()
         try:
             named.result()
             names = {p.split(os.sep)[0] for p in first.moor_dir_entries()} - {"holds"}
@@ -52,5 +53,6 @@ def check_names_that_are_taken(lab):
                 got = server.client().complete([5, 6, 7], 4)
                 with moor.attach(name, 10.0).open(got.id, 10.0) as record:
                     require(record.rows == got.rows, f"{name}: {record.rows} rows")
+                require((got.raw_routes is not None) == (server is second), f"{name}: the field is {str(got.raw_routes)[:40]}")
         finally:
             second.stop()

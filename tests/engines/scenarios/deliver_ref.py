@@ -2,7 +2,7 @@
 """record.deliver = ref: the engine's own field carries a short string that names the record."""
 from moorlab.scenario import ALL, Group, proves, require
 
-GROUP = Group(moor={"record": {"deliver": "ref"}}, engines=ALL,
+GROUP = Group(moor={"record": {"deliver": "ref"}}, engines=(*ALL, "vllm024"),
               options={"sglang": {"overlap": False}})  # everywhere else the overlap scheduler runs
 
 
@@ -24,6 +24,39 @@ def check_refs_resolve_to_the_records(lab):
             require(wrong is None, wrong)
         record.release()
     lab.expect_routes(done, http=False)
+
+
+def rows_of_the_field(lab, c, start=0):
+    """What the ref of a response names is what the engine's own field would be: of the tokens that the client knows, from a row on."""
+    import numpy as np
+
+    import moor
+    from moorlab import compare
+
+    with lab.store.open(c.id, 10.0) as direct, moor.resolve(c.raw_routes) as record:
+        require((record.first_row, record.rows) == (start, c.rows - start),
+                f"{c.id}: the ref names {record.rows} rows from {record.first_row} on, the field has {c.rows - start} from {start} on")
+        wrong = compare.bit_for_bit(c.id, np.asarray(record.array()), np.asarray(direct.array(start, c.rows)))
+        require(wrong is None, wrong)
+        return direct.rows
+
+
+@proves("S1.24", "S1.20")
+def check_a_ref_leaves_out_what_the_request_leaves_out(lab):
+    lab.need("prompt_start")
+    c = lab.one([5, 6, 7, 8, 9, 10], 5, **lab.client.from_row(4))
+    require(rows_of_the_field(lab, c, 4) == c.rows, "the record is not whole")
+
+
+@proves("S1.24", "S1.18")
+def check_a_ref_ends_where_the_client_does(lab):
+    """A stop token that the response does not show has a row in the record, and none in the field."""
+    whole = lab.one([31, 32, 33], 12)
+    stop = whole.tokens[5]
+    cut = lab.one([31, 32, 33], 12, stop_token_ids=[stop], ignore_eos=False)
+    require(cut.finish == "stop", f"{cut.finish}")
+    rows = rows_of_the_field(lab, cut)
+    require(rows == cut.rows + lab.engine.hides_stop, f"the record has {rows} rows, the field {cut.rows}")
 
 
 @proves("DESIGN: delivery, ref")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model without routers: one clear line, recording off, the server runs, and nobody waits for records that never come."""
-from moorlab.scenario import Group, proves, require
+from moorlab.scenario import VLLM, Group, proves, require
 
-GROUP = Group(family="dense", tp=1, engines=("vllm",), moor={"gate": {"mode": "enforce", "drain_timeout_s": 20}})
+GROUP = Group(family="dense", tp=1, engines=VLLM, moor={"gate": {"mode": "enforce", "drain_timeout_s": 20}})
 
 
 @proves("S1.21")

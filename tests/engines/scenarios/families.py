@@ -3,7 +3,7 @@
 from moorlab import models
 from moorlab.scenario import ALL, Group, proves
 
-GROUP = Group(**models.QWEN3_300, moor={"record": {"validate": "seal"}}, engines=ALL)
+GROUP = Group(**models.QWEN3_300, moor={"record": {"validate": "seal"}}, engines=(*ALL, "vllm024"))
 
 
 @proves("S1.3", "S1.20", "DESIGN: a row")

@@ -5,10 +5,11 @@ there, so that no stage passes for another; prompts come in chunks, and two step
 import numpy as np
 
 from moorlab import compare, load, oracle
-from moorlab.scenario import Group, eventually, proves, require
+from moorlab.scenario import VLLM, Group, eventually, proves, require
 
-GROUP = Group(tp=1, moor={}, engines=("vllm",), prefix=True, updates=True, env={"VLLM_PP_LAYER_PARTITION": "1,3"},
-              args=["--pipeline-parallel-size", "2", "--max-num-batched-tokens", "64", "--max-num-seqs", "8"])
+GROUP = Group(tp=1, moor={}, engines=VLLM, prefix=True, updates=True, env={"VLLM_PP_LAYER_PARTITION": "1,3"},
+              args=["--pipeline-parallel-size", "2", "--max-num-batched-tokens", "64", "--max-num-seqs", "8"],
+              options={"vllm024": {"routes": False, "moor": {"record": {"always": True}}}})  # it refuses its switch with stages
 
 
 def expect_text(lab, completions, which=0):

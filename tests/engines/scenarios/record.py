@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recording with the default configuration: one rank, records read from another process."""
+import json
 import os
 import signal
 import subprocess
@@ -37,6 +38,19 @@ def check_prompt_start_cuts_the_response_only(lab):
         wrong = compare.bit_for_bit(c.id, c.routes(), lab.as_field(record, c, start=start))
         require(wrong is None, wrong)
         require(record.rows == c.rows, f"{record.rows} rows of {c.rows}")
+
+
+@proves("S1.23")
+def check_who_did_not_ask_gets_no_field(lab):
+    """The response is then what the engine made; the record is there all the same. (vLLM's server asks: `config`.)"""
+    lab.need("ask")
+    prompt = list(range(40, 240))
+    asked, silent = lab.one(prompt, 4), lab.one(prompt, 4, routes=False)
+    require(asked.raw_routes and not silent.raw_routes, f"fields {str(asked.raw_routes)[:40]}, {str(silent.raw_routes)[:40]}")
+    field = len(json.dumps(asked.raw_routes))
+    require(silent.size < asked.size - 0.9 * field and silent.size < 0.2 * field,
+            f"a response of {silent.size} bytes, {asked.size} with a field of {field}")
+    lab.expect_routes([silent], http=False)
 
 
 @proves("S1.15")

@@ -12,7 +12,7 @@ from moorlab.client import HttpError
 from moorlab.scenario import ALL, Group, eventually, proves, require
 
 TIMEOUT_S = 8  # of the barrier: a trainer that lets go while it is waited for must be heard of within it, on a busy machine too
-GROUP = Group(tp=2, engines=ALL, updates=True, moor={
+GROUP = Group(tp=2, engines=(*ALL, "vllm024"), updates=True, moor={
     "weights": {"timeout_s": 20},  # how long a request waits at a closed gate
     "gate": {"mode": "enforce", "drain_timeout_s": 60}, "barrier": {"mode": "enforce", "timeout_s": TIMEOUT_S},
     "cleanup": {"mode": "light"}})

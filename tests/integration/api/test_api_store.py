@@ -108,6 +108,45 @@ class Open(ApiTest):
         out = self.python(program, ref, env=env, stdout=subprocess.PIPE).communicate(timeout=30)[0]
         self.assertEqual(out.strip(), f"a {ids(0, 6)}")
 
+    def test_a_ref_of_a_part(self):
+        """S1.24: R rows from row START on; rows, missing ranges and versions are those of the part, in a copy that travels, too."""
+        self.server("record", "a", 0, 10, 0)
+        self.server("touch", "two")
+        self.server("record", "a", 10, 20, 0, "missing")
+        self.server("record", "a", 20, 30, 0)
+        self.server("seal", "a", 30, 0)
+        whole = self.store.open("a", 5)
+        named, _, shape = whole.ref.rpartition(":30x")
+
+        def epochs(record):
+            starts = [start for start, _ in record.versions] + [record.rows]
+            return [epoch for (_, epoch), start, stop in zip(record.versions, starts, starts[1:]) for _ in range(start, stop)]
+
+        def ref_of(start, stop):
+            return f"{named}:{stop - start}x{shape}" + (f"@{start}" if start else "")
+
+        want, mask, by_row = whole.array(allow_missing=True).tolist(), list(whole.mask), epochs(whole)
+        with unittest.mock.patch.dict(os.environ, MOOR_DIR=self.base):
+            for start, stop in ((0, 30), (0, 8), (4, 10), (4, 12), (10, 20), (12, 18), (12, 30), (20, 30), (15, 16), (30, 30)):
+                opened = moor.resolve(ref_of(start, stop))
+                self.assertEqual(opened.ref, ref_of(start, stop))
+                for r in (opened, pickle.loads(pickle.dumps(opened, 5)), pickle.loads(pickle.dumps(opened, 4))):
+                    with self.subTest(start=start, stop=stop, copy=r is not opened):
+                        self.assertEqual((r.first_row, r.rows), (start, stop - start))
+                        self.assertEqual(r.array(allow_missing=True).tolist(), want[start:stop])
+                        self.assertEqual((list(r.mask), epochs(r)), (mask[start:stop], by_row[start:stop]))
+                        self.assertEqual([epoch for _, epoch in r.versions], sorted(set(by_row[start:stop]), key=by_row.index))
+                        self.assertEqual((r.complete, r.missing_rows), (all(mask[start:stop]), mask[start:stop].count(False)))
+                        self.assertEqual(r.reasons, [] if r.complete else ["layer_missing"])
+            self.assertEqual(moor.resolve(ref_of(25, 35)).rows, 5)  # it was cut since
+            with self.assertRaises(moor.RangeError) as caught:
+                moor.resolve(ref_of(31, 32))
+            self.assertIn("31", str(caught.exception))
+            with self.assertRaises(moor.Invalid):
+                moor.concat(whole, moor.resolve(ref_of(4, 30)))
+        del opened, r
+        self.assertLeases(1)
+
     def test_attach_not_found_waits_and_names(self):
         start = time.monotonic()
         with self.assertRaises(moor.NotFound) as caught:

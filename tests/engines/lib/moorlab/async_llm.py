@@ -27,7 +27,8 @@ class Program:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(
-            model=model, dtype="float32", skip_tokenizer_init=True, enforce_eager=True, max_model_len=512, block_size=32))
+            model=model, dtype="float32", skip_tokenizer_init=True, enforce_eager=True, max_model_len=512, block_size=32,
+            enable_return_routed_experts=True))
         self.store = moor.attach("default", 10.0)
         self.said = {}
 

@@ -3,7 +3,8 @@
 
 Standard library only; one connection per thread, kept alive.  Every engine's client offers
 
-  complete(prompt, max_tokens, request_id, temperature, ignore_eos=, stop_token_ids=) -> Completion
+  complete(prompt, max_tokens, request_id, temperature, ignore_eos=, stop_token_ids=, routes=) -> Completion
+                             routes=False does not ask for the field; vLLM's requests cannot ask, its Server does
   start_and_drop(...)        a streaming request whose client goes away
   record_id(request_id)      the id under which Moor knows it
   prepare_update()           once, before the first update
@@ -57,6 +58,7 @@ class Completion:
     cached_tokens: int = None  # None: the response does not say
     started: float = 0.0
     ended: float = 0.0
+    size: int = None        # of the response as JSON, where its requests ask for routes
     decode: object = None   # raw_routes -> array, where it is not vLLM's base64 of a .npy
 
     @property

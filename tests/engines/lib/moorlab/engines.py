@@ -24,9 +24,10 @@ class Engine:
 
 ENGINES = {e.name: e for e in (
     Engine("vllm", "vLLM", server.Server, options={"args": ["--enable-prompt-tokens-details"], "block_size": 32},
-           cannot={"n": "its samples share one id in the response"}),
+           cannot={"n": "its samples share one id in the response", "ask": "its requests cannot ask for the field, its server does"}),
     Engine("vllm024", "vLLM 0.24", server.Server, options={"args": ["--enable-prompt-tokens-details"], "block_size": 32},
-           cannot={"n": "its samples share one id in the response"}),
+           cannot={"n": "its samples share one id in the response", "ask": "its requests cannot ask for the field, its server does",
+                   "capture": "the MoE for CPUs passes by its capture"}),
     Engine("sglang", "SGLang", sglang.Server, ends_by_kill=True, refusal_poisons=True,
            cleanup=("before_weights", 1), cannot={  # update() leaves torch_empty_cache off, and so does Moor
         "reject": "no call of it makes one rank refuse",

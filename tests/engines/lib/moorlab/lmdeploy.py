@@ -85,7 +85,7 @@ class Client(client.Http):
         meta = got["meta_info"]
         return client.Completion(id=self.record_id(request_id) if request_id else None, prompt=list(prompt),
                                  tokens=list(got["output_ids"]), finish=meta["finish_reason"]["type"],
-                                 raw_routes=meta.get("routed_experts"), decode=self._routes, started=started,
+                                 raw_routes=meta.get("routed_experts"), decode=self._routes, size=len(json.dumps(got)), started=started,
                                  ended=time.monotonic())
 
     def start_and_drop(self, prompt, max_tokens, request_id, read_chunks=1):

@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 
-from . import client, paths, procs
+from . import client, models, paths, procs
 
 
 class ServerError(RuntimeError):
@@ -229,9 +229,18 @@ main.main()
 
 
 class Server(EngineProcess):
-    """vLLM; `moor` travels in --additional-config."""
+    """vLLM; `moor` travels in --additional-config.
+
+    routes   the server is asked for every request's routes, as vLLM has it; None: where Moor is there to fill the field
+    """
 
     CLIENT = client.Client
+
+    def __init__(self, *args, routes=None, **more):
+        super().__init__(*args, **more)
+        record = (self.moor or {}).get("record", {})
+        fills = self.moor is not None and record.get("deliver") != "none" and models.shape(self.model)[3] > 0
+        self.routes = fills if routes is None else routes
 
     def _command(self):
         front = ["-m", "vllm.entrypoints.openai.api_server", "--model", self.model]
@@ -246,6 +255,8 @@ class Server(EngineProcess):
             cmd += ["--block-size", str(self.block_size)]
         if self.kv_tokens:
             cmd += ["--num-gpu-blocks-override", str(self.kv_tokens // (self.block_size or 32))]
+        if self.routes:
+            cmd.append("--enable-return-routed-experts")
         if self.weight_transfer:
             cmd += ["--weight-transfer-config", json.dumps({"backend": "moor_test_file"})]
         if self.moor is not None:

@@ -30,13 +30,14 @@ class Client(client.Http):
 
         return np.frombuffer(base64.b64decode(raw), np.int32).reshape(self._shape)
 
-    def _body(self, prompt, max_tokens, request_id, temperature, ignore_eos=False, stop_token_ids=None, n=1, **more):
+    def _body(self, prompt, max_tokens, request_id, temperature, ignore_eos=False, stop_token_ids=None, n=1, routes=True, **more):
         params = dict(max_new_tokens=max_tokens, temperature=temperature, ignore_eos=ignore_eos)
         if stop_token_ids:
             params["stop_token_ids"] = stop_token_ids
         if n > 1:
             params["n"] = n
-        return {"input_ids": prompt, "sampling_params": params, **({"rid": request_id} if request_id else {}), **more}
+        return {"input_ids": prompt, "sampling_params": params, **({"rid": request_id} if request_id else {}),
+                **({"return_routed_experts": True} if routes else {}), **more}
 
     def complete(self, prompt, max_tokens=16, request_id=None, temperature=0.0, **more):
         return self.complete_many(prompt, max_tokens, request_id, temperature, **more)[0]
@@ -51,7 +52,7 @@ class Client(client.Http):
         prompts = prompt if isinstance(prompt[0], list) else [prompt]
         return [client.Completion(id=c["meta_info"]["id"], prompt=list(prompts[i * len(prompts) // len(got)]),
                                   tokens=list(c["output_ids"]), finish=c["meta_info"]["finish_reason"]["type"], index=i,
-                                  raw_routes=c["meta_info"].get("routed_experts"), decode=self._routes,
+                                  raw_routes=c["meta_info"].get("routed_experts"), decode=self._routes, size=len(json.dumps(c)),
                                   cached_tokens=c["meta_info"]["cached_tokens"], started=started, ended=ended)
                 for i, c in enumerate(got)]
 
@@ -69,7 +70,7 @@ class Client(client.Http):
 
     @staticmethod
     def from_row(row):
-        return {"return_routed_experts": True, "routed_experts_start_len": row}
+        return {"routed_experts_start_len": row}
 
     # ---- RL routes
     def prepare_update(self):
