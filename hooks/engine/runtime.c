@@ -85,20 +85,20 @@ void moor_runtime_log(int level, const char *format, ...)
         rt->api->log(rt->process, level, line);
 }
 
-/* os.environ is a copy that Python took at its start, and what `env=os.environ.copy()` gives to a child. process_join has
+/* os.mapping is a copy that Python took at its start, and what `env=os.mapping.copy()` gives to a child. process_join has
  * put the names into the process' own list: what is assigned here replaces their values in it, and moves nothing. */
 static int tell_os_environ(const char *name)
 {
     const char *value = getenv(name);
     PyObject *os = value ? PyImport_ImportModule("os") : NULL;
-    PyObject *environ = os ? PyObject_GetAttrString(os, "environ") : NULL;
-    PyObject *text = environ ? PyUnicode_DecodeFSDefault(value) : NULL;
-    PyObject *known = text ? PyObject_CallMethod(environ, "get", "s", name) : NULL;
+    PyObject *mapping = os ? PyObject_GetAttrString(os, "environ") : NULL;
+    PyObject *text = mapping ? PyUnicode_DecodeFSDefault(value) : NULL;
+    PyObject *known = text ? PyObject_CallMethod(mapping, "get", "s", name) : NULL;
     int same = known ? PyObject_RichCompareBool(known, text, Py_EQ) : -1;
-    int failed = value && (same < 0 || (!same && PyMapping_SetItemString(environ, name, text) < 0));
+    int failed = value && (same < 0 || (!same && PyMapping_SetItemString(mapping, name, text) < 0));
     Py_XDECREF(known);
     Py_XDECREF(text);
-    Py_XDECREF(environ);
+    Py_XDECREF(mapping);
     Py_XDECREF(os);
     return failed ? -1 : 0;
 }
@@ -109,7 +109,7 @@ static void tell_children(void)
         return;
     PyErr_Clear();
     moor_runtime_log(
-        1, "os.environ cannot be changed: children that are started with a copy of it do not find the instance");
+        1, "os.mapping cannot be changed: children that are started with a copy of it do not find the instance");
 }
 
 /* JSON text of the section: a str is taken as it is, anything else goes through json.dumps. */
