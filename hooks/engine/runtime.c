@@ -85,7 +85,7 @@ void moor_runtime_log(int level, const char *format, ...)
         rt->api->log(rt->process, level, line);
 }
 
-/* os.mapping is a copy that Python took at its start, and what `env=os.mapping.copy()` gives to a child. process_join has
+/* os.environ is a copy that Python took at its start, and what `env=os.environ.copy()` gives to a child. process_join has
  * put the names into the process' own list: what is assigned here replaces their values in it, and moves nothing. */
 static int tell_os_environ(const char *name)
 {
@@ -109,7 +109,7 @@ static void tell_children(void)
         return;
     PyErr_Clear();
     moor_runtime_log(
-        1, "os.mapping cannot be changed: children that are started with a copy of it do not find the instance");
+        1, "os.environ cannot be changed: children that are started with a copy of it do not find the instance");
 }
 
 /* JSON text of the section: a str is taken as it is, anything else goes through json.dumps. */
