@@ -91,14 +91,14 @@ static int tell_os_environ(const char *name)
 {
     const char *value = getenv(name);
     PyObject *os = value ? PyImport_ImportModule("os") : NULL;
-    PyObject *environ = os ? PyObject_GetAttrString(os, "environ") : NULL;
-    PyObject *text = environ ? PyUnicode_DecodeFSDefault(value) : NULL;
-    PyObject *known = text ? PyObject_CallMethod(environ, "get", "s", name) : NULL;
+    PyObject *mapping = os ? PyObject_GetAttrString(os, "environ") : NULL;
+    PyObject *text = mapping ? PyUnicode_DecodeFSDefault(value) : NULL;
+    PyObject *known = text ? PyObject_CallMethod(mapping, "get", "s", name) : NULL;
     int same = known ? PyObject_RichCompareBool(known, text, Py_EQ) : -1;
-    int failed = value && (same < 0 || (!same && PyMapping_SetItemString(environ, name, text) < 0));
+    int failed = value && (same < 0 || (!same && PyMapping_SetItemString(mapping, name, text) < 0));
     Py_XDECREF(known);
     Py_XDECREF(text);
-    Py_XDECREF(environ);
+    Py_XDECREF(mapping);
     Py_XDECREF(os);
     return failed ? -1 : 0;
 }
