@@ -8,15 +8,12 @@ GROUP = Group(engines=("vllm", "vllm024"))
 ROWS = [75, 8] * 2  # 70 + 6 - 1, 3 + 6 - 1
 
 
-def said(lab, separate):
-    """separate: each engine's core in a process of its own."""
-    name = f"said{separate}"
-    if not hasattr(lab, name):
+def said(lab):
+    if not hasattr(lab, "said"):
         moe, other, dense, second = [models.ensure(family, seed, lab.python)
                                      for family, seed in (("qwen3", 0), ("mixtral", 0), ("dense", 0), ("qwen3", 1))]
-        setattr(lab, name, lab.program("moorlab.two_llms", moe, other, dense, second, "+", other,
-                                       VLLM_ENABLE_V1_MULTIPROCESSING=str(int(separate))))
-    return getattr(lab, name)
+        lab.said = lab.program("moorlab.two_llms", moe, other, dense, second, "+", other, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    return lab.said
 
 
 def expect_own(what, got, experts):
@@ -24,16 +21,18 @@ def expect_own(what, got, experts):
     require(got == want, f"{what}: {got}, {want} expected")
 
 
-def one_after_the_other(lab, separate):
-    moe, other, dense, second = said(lab, separate)["after"]
+@proves("S1.2", "S1.21")
+def check_one_after_the_other_has_its_own(lab):
+    moe, other, dense, second = said(lab)["after"]
     expect_own("the first", moe, 16)
     expect_own("another model", other, 8)
     require(not any(x["field"] for x in dense), f"a dense model's fields: {dense}")
     expect_own("a model after a dense one", second, 16)
 
 
-def beside_each_other(lab, separate):
-    got = said(lab, separate)
+@proves("S1.1", "S1.21")
+def check_one_beside_the_other_says_that_it_has_none(lab):
+    got = said(lab)
     lines = [line for line in got["log"].splitlines() if "another engine of this process is served by Moor" in line]
     require(len(lines) == 1, f"{len(lines)} lines say that the other one is not served: {lines}")
     for when in ("beside", "again"):
@@ -44,19 +43,3 @@ def beside_each_other(lab, separate):
         require(x["field"] == ROWS[i] and x["id"] == str(4 + i), f"the first engine beside the other: {x}")
         require(x["records"] == [[ROWS[i], 0, 16, True]], f"the first engine beside the other: {x}")
     require(not any(got["counters"].values()), f"{got['counters']}")
-
-
-@proves("S1.2", "S1.21")
-def check_one_after_the_other_has_its_own(lab):
-    one_after_the_other(lab, False)
-
-
-@proves("S1.1", "S1.21")
-def check_one_beside_the_other_says_that_it_has_none(lab):
-    beside_each_other(lab, False)
-
-
-@proves("S1.1", "S1.2", "S1.21")
-def check_the_same_with_cores_in_processes_of_their_own(lab):
-    one_after_the_other(lab, True)
-    beside_each_other(lab, True)
