@@ -3,16 +3,11 @@
 #include "finder.h"
 
 #include "jp_install.h"
+#include "loader.h"
 
 #include <string.h>
 
-typedef struct executor {
-    PyObject_HEAD
-    PyObject *loader;
-    PyObject *before; /* the exec_module that the instance had of its own, or NULL */
-} executor;
-
-static PyTypeObject *finder_type, *executor_type;
+static PyTypeObject *finder_type;
 static PyObject *the_finder;
 static const moor_engine *const *engines;
 static size_t nengines;
@@ -50,109 +45,6 @@ static void engine_in_use(const moor_engine *engine)
     char text[512];
     moor_jp_error_text(text, sizeof text);
     moor_jp_log("error", "engine %s: its join points cannot be registered: %s", engine->name, text);
-}
-
-/* ---- Executor: stands as loader.exec_module for one call ---- */
-
-static PyObject *executor_call(PyObject *self, PyObject *args, PyObject *kwargs)
-{
-    PyObject *loader = ((executor *)self)->loader, *module;
-    static char *names[] = {"module", NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:exec_module", names, &module))
-        return NULL;
-    /* What another import hook had put there on the instance runs as it would without us. */
-    if (PyObject_SetAttrString(loader, "exec_module", ((executor *)self)->before) < 0)
-        PyErr_Clear(); /* somebody put something else there meanwhile: then that is what runs */
-    PyObject *result = PyObject_CallMethod(loader, "exec_module", "O", module);
-    if (!result)
-        return NULL;
-    PyObject *name = PyObject_GetAttrString(module, "__name__");
-    const char *text = name && PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
-    if (text)
-        moor_jp_module_executed(text, module);
-    Py_XDECREF(name);
-    PyErr_Clear();
-    return result;
-}
-
-static int executor_traverse(PyObject *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(((executor *)self)->loader);
-    Py_VISIT(((executor *)self)->before);
-    return 0;
-}
-
-static int executor_clear(PyObject *self)
-{
-    Py_CLEAR(((executor *)self)->loader);
-    Py_CLEAR(((executor *)self)->before);
-    return 0;
-}
-
-static void executor_dealloc(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    (void)executor_clear(self);
-    PyObject_GC_Del(self);
-    Py_DECREF(type);
-}
-
-static PyType_Slot executor_slots[] = {
-    {Py_tp_call, executor_call},
-    {Py_tp_traverse, executor_traverse},
-    {Py_tp_clear, executor_clear},
-    {Py_tp_dealloc, executor_dealloc},
-    {0, NULL},
-};
-
-static PyType_Spec executor_spec = {
-    .name = "moor._moor.Executor",
-    .basicsize = sizeof(executor),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = executor_slots,
-};
-
-/* Does the loader belong to this module alone?  (importlib's file loaders carry the name; a zipimporter does not.) */
-static bool loader_is_for(PyObject *loader, PyObject *fullname)
-{
-    PyObject *name = PyObject_GetAttrString(loader, "name");
-    bool result = name && PyUnicode_Check(name) && PyUnicode_Compare(name, fullname) == 0 &&
-                  PyObject_HasAttrString(loader, "exec_module");
-    Py_XDECREF(name);
-    PyErr_Clear();
-    return result;
-}
-
-/* New reference to the loader instance's own exec_module, NULL when its class' one would run. */
-static PyObject *own_exec_module(PyObject *loader)
-{
-    PyObject *attributes = PyObject_GetAttrString(loader, "__dict__");
-    PyObject *own = attributes ? PyDict_GetItemString(attributes, "exec_module") : NULL;
-    Py_XINCREF(own);
-    Py_XDECREF(attributes);
-    PyErr_Clear();
-    return own;
-}
-
-static void arm(PyObject *spec, PyObject *fullname)
-{
-    PyObject *loader = PyObject_GetAttrString(spec, "loader");
-    if (loader && loader != Py_None && loader_is_for(loader, fullname)) {
-        executor *e = PyObject_GC_New(executor, executor_type);
-        if (e) {
-            Py_INCREF(loader);
-            e->loader = loader;
-            e->before = own_exec_module(loader);
-            PyObject_GC_Track(e);
-            if (PyObject_SetAttrString(loader, "exec_module", (PyObject *)e) < 0)
-                PyErr_Clear();
-            Py_DECREF(e);
-        }
-    }
-    PyErr_Clear();
-    Py_XDECREF(loader);
 }
 
 /* ---- Finder ---- */
@@ -197,7 +89,7 @@ static PyObject *find_watched(PyObject *self, const char *name, PyObject *fullna
     PyObject *spec = ask_others(self, fullname, path, target);
     lookups = here.outer;
     if (spec && spec != Py_None)
-        arm(spec, fullname);
+        moor_loader_watch(spec);
     return spec;
 }
 
@@ -212,6 +104,7 @@ static PyObject *finder_find_spec(PyObject *self, PyObject *args, PyObject *kwar
         PyErr_Clear();
         Py_RETURN_NONE;
     }
+    moor_jp_catch_up();
     const moor_engine *engine = engine_of(name);
     if (!engine && !moor_jp_is_target(name))
         Py_RETURN_NONE;
@@ -259,11 +152,9 @@ bool moor_finder_installed(void)
 static int make_finder(void)
 {
     finder_type = (PyTypeObject *)PyType_FromSpec(&finder_spec);
-    executor_type = finder_type ? (PyTypeObject *)PyType_FromSpec(&executor_spec) : NULL;
-    the_finder = executor_type ? PyObject_CallObject((PyObject *)finder_type, NULL) : NULL;
+    the_finder = finder_type && moor_loader_init() == 0 ? PyObject_CallObject((PyObject *)finder_type, NULL) : NULL;
     if (the_finder)
         return 0;
-    Py_CLEAR(executor_type);
     Py_CLEAR(finder_type);
     return -1;
 }

@@ -4,10 +4,8 @@
  * before its importers bind names from it.
  *
  * Called by plugin/python/module.c (bootstrap).  It finds nothing itself: for a watched module it asks the finders behind
- * it, and gives the spec's loader an instance attribute `exec_module` that removes itself, runs the loader's own
- * exec_module and then calls the installer.  The loader object stays what it was (inspect.getsource, importlib.resources,
- * reload work).  A loader that is shared between modules or takes no attributes is left alone; such a module is
- * patched at the next watched import, or by moor_jp_rescan().
+ * it, and has the spec's loader watched (loader.h).  A finder in front of it may find an engine's module without asking;
+ * such a module is seen at the next import of anything, or by moor_jp_rescan().
  *
  * Owns the finder object and the list of engines.  GIL.
  */

@@ -245,6 +245,26 @@ static void fill_info(const moor_jp_state *state, moor_jp_info *out)
     };
 }
 
+/* `state` fires for the first time in this process. */
+static void look_for_first(const moor_jp_state *state)
+{
+    const moor_jp_state *first;
+    for (size_t i = 0; (first = moor_jp_state_at(i)); i++) {
+        if ((first->jp->flags & MOOR_JP_FIRST) && first->fires_with == state && !fired_total(first))
+            moor_jp_log(
+                "error",
+                "%s: %s runs, but %s was not seen: it ran before Moor was in place here, or its module was loaded "
+                "past sys.meta_path[0]; Moor does nothing in this process",
+                state->engine->name, state->jp->name, first->jp->name);
+    }
+}
+
+void moor_jp_count(moor_jp_state *state)
+{
+    if (!state->fired++)
+        look_for_first(state);
+}
+
 bool moor_jp_get(size_t i, moor_jp_info *out)
 {
     const moor_jp_state *state = moor_jp_state_at(i);

@@ -82,7 +82,9 @@ enum {
     MOOR_JP_REQUIRED = 1u << 0,  /* missing in a process that imported its module makes `moor check` fail */
     MOOR_JP_OVERRIDES = 1u << 1, /* wrap overrides in subclasses as well */
     MOOR_JP_ANY_OF = 1u << 2,    /* REQUIRED holds for the group of all entries with the same `group`: one is enough */
-    MOOR_JP_PINNED = 1u << 3,    /* never rebind early bound names (gc.collect: only attribute look-ups are seen) */
+    MOOR_JP_FIRST = 1u << 4,  /* fires before `fires_with` does: this is where the process learns its role. If it does
+                                  * not, the engine began before Moor was in place, and that is said in one line. */
+    MOOR_JP_PINNED = 1u << 3, /* never rebind early bound names (gc.collect: only attribute look-ups are seen) */
 };
 
 typedef struct moor_jp moor_jp;

@@ -413,7 +413,7 @@ PyObject *moor_jp_run(moor_jp_site *site, PyObject *args, PyObject *kwargs)
         return PyObject_Call(site->original, args, kwargs);
     frame here = {site, call.self, innermost};
     innermost = &here;
-    site->state->fired++;
+    moor_jp_count(site->state);
     PyObject *result = run_callbacks(&call);
     moor_jp_step_finish(&call);
     innermost = here.outer;

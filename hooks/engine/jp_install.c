@@ -3,6 +3,7 @@
 #include "jp_install.h"
 
 #include "jp_wrap.h"
+#include "loader.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -52,7 +53,7 @@ static bool object_in_packages(const moor_engine *engine, PyObject *object)
 
 static bool is_initializing(PyObject *module)
 {
-    PyObject *spec = PyObject_GetAttrString(module, "__spec__");
+    PyObject *spec = moor_loader_own(module, "__spec__");
     PyObject *flag = spec ? PyObject_GetAttrString(spec, "_initializing") : NULL;
     bool result = flag && PyObject_IsTrue(flag) == 1;
     Py_XDECREF(flag);
@@ -65,6 +66,8 @@ static bool is_initializing(PyObject *module)
 
 static PyObject *own_attribute(PyObject *type, const char *name)
 {
+    if (PyModule_Check(type))
+        return moor_loader_own(type, name);
     PyObject *dict = PyObject_GetAttrString(type, "__dict__");
     PyObject *value = dict ? PyMapping_GetItemString(dict, name) : NULL;
     Py_XDECREF(dict);
@@ -359,14 +362,29 @@ static void install_target(moor_jp_state *state, int t, PyObject *module)
     }
 }
 
+/* It was made before we came, or past our finder. */
+static void watch_deferred(PyObject *module)
+{
+    PyObject *spec = moor_loader_own(module, "__spec__");
+    if (spec)
+        moor_loader_watch(spec);
+    Py_XDECREF(spec);
+}
+
 /* The module of a target if it has been imported completely: borrowed name in `name`, new reference, or NULL. */
 static PyObject *imported_module(const char *target)
 {
     const char *colon = strchr(target, ':');
     PyObject *name = colon ? PyUnicode_FromStringAndSize(target, colon - target) : NULL;
-    PyObject *module = name ? PyImport_GetModule(name) : NULL;
+    PyObject *modules =
+        PyImport_GetModuleDict(); /* borrowed; PyImport_GetModule asks for __spec__: a deferred one executes */
+    PyObject *module = name && modules ? PyObject_GetItem(modules, name) : NULL;
     Py_XDECREF(name);
     PyErr_Clear();
+    if (module && moor_loader_is_deferred(module)) {
+        watch_deferred(module);
+        Py_CLEAR(module);
+    }
     if (module && is_initializing(module)) {
         initializing_seen = true;
         Py_CLEAR(module);
@@ -404,6 +422,20 @@ void moor_jp_module_executed(const char *name, PyObject *module)
     wrap_overrides_in(module);
     if (initializing_seen)
         install_all();
+}
+
+void moor_jp_catch_up(void)
+{
+    static _Thread_local bool busy; /* the first wrapper imports its shims */
+    moor_jp_state *state;
+    if (busy)
+        return;
+    busy = true;
+    for (size_t i = 0; (state = moor_jp_state_at(i)); i++) {
+        if (!state->sites && state->jp->targets[0])
+            moor_jp_install_state(state);
+    }
+    busy = false;
 }
 
 /* ---- objects ---- */

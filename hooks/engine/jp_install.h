@@ -14,6 +14,8 @@ void moor_jp_install_state(moor_jp_state *state);
 /* `module` has just been executed under this name: its own targets, overrides among its classes, and the targets whose
  * module was still being executed when they were last looked at. */
 void moor_jp_module_executed(const char *name, PyObject *module);
+/* Modules that were executed without our seeing it: looks for those whose join points still wait. Some microseconds. */
+void moor_jp_catch_up(void);
 /* Is this module named by a target of a registered table? */
 bool moor_jp_is_target(const char *module);
 

@@ -50,6 +50,8 @@ void moor_jp_log(const char *level, const char *format, ...) __attribute__((form
 void moor_jp_error_text(char *buf, size_t size);
 /* A failed callback: as moor_jp_failed. */
 int moor_jp_state_failed(moor_jp_state *state, const char *what);
+/* Count one activation. */
+void moor_jp_count(moor_jp_state *state);
 void moor_jp_set_reason(moor_jp_state *state, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void moor_jp_reset_counts(void); /* in a forked child */
 

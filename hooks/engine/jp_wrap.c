@@ -346,7 +346,7 @@ static PyObject *wrapper_enter(PyObject *self, PyObject *args)
         a->muted = activation_nested(a);
     }
     if (!a->muted)
-        w->site.state->fired++;
+        moor_jp_count(w->site.state);
     PyObject_GC_Track(a);
     return (PyObject *)a;
 }

@@ -216,6 +216,10 @@ static const moor_jp joinpoints[] = {
      .before = nothing,
      .after = nothing},
     {.name = "perf.stream", .targets = {"mockeng.perf:Perf.stream"}, .before = nothing},
+    {.name = "never.init",
+     .targets = {"mockeng.never:Nothing.__init__"},
+     .flags = MOOR_JP_FIRST,
+     .fires_with = "not_imported"},
     {.name = "perf.coroutine", .targets = {"mockeng.perf:Perf.coroutine"}, .before = nothing},
 };
 enum { N = sizeof joinpoints / sizeof joinpoints[0] };
