@@ -136,6 +136,7 @@ typedef struct moor_state_seal {
 
 typedef struct moor_state_seal_ring {
     _Alignas(64) _Atomic uint64_t tail; /* next position to claim (producers) */
+    _Atomic uint32_t ready; /* a store has opened: the entries have memory; until then nobody touches them */
     _Alignas(64) _Atomic uint64_t head; /* next position to drain (the store's owner) */
     _Atomic uint64_t lost;              /* seals not pushed because the ring was full */
     _Alignas(64) moor_state_seal entry[MOOR_SEAL_RING];
@@ -157,7 +158,7 @@ typedef struct moor_state {
     moor_state_barrier resume[MOOR_MAX_REPLICAS];
     moor_state_barrier named[MOOR_MAX_BARRIERS];
     moor_state_ticket tickets[MOOR_MAX_TICKETS];
-    moor_state_seal_ring seals[MOOR_MAX_STORES]; /* sparse: pages that nobody touches cost nothing */
+    moor_state_seal_ring seals[MOOR_MAX_STORES]; /* sparse: entries have memory when a store opens */
 } moor_state;
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2,

@@ -137,12 +137,18 @@ moor_status moor_dirs_choose(const char *given, const char *instance, char path[
     return moor_fail(MOOR_E_IO, "no usable directory: %s", reasons);
 }
 
+int moor_dirs_no_locks(int err)
+{
+    return err == ENOSYS || err == EOPNOTSUPP || err == ENOLCK;
+}
+
 moor_status moor_dirs_lock(int fd, const char *path, int wait_s)
 {
     uint64_t deadline = moor_now_ns() + (uint64_t)wait_s * 1000000000u;
     while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
         if (errno != EWOULDBLOCK && errno != EINTR)
-            return moor_fail_errno(MOOR_E_IO, errno, "directory %s cannot be locked", path);
+            return moor_fail_errno(MOOR_E_IO, errno, "directory %s cannot be locked%s", path,
+                                   moor_dirs_no_locks(errno) ? " (one on a tmpfs can, as /dev/shm)" : "");
         if (moor_now_ns() > deadline)
             return moor_fail(MOOR_E_TIMEOUT, "directory %s is locked by another process for %d s", path, wait_s);
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);

@@ -46,6 +46,9 @@ moor_status moor_dirs_open(const char *path, int create, int *fd);
  * may be too long. When nobody named one, MOOR_E_IO lists why no candidate is usable. */
 moor_status moor_dirs_choose(const char *given, const char *instance, char path[PATH_MAX], int *fd);
 
+/* What a lock says on a file system that has none (Lustre without -o flock, some FUSE). */
+int moor_dirs_no_locks(int err);
+
 /* Takes the exclusive flock of an open directory; flock(fd, LOCK_UN) ends it, closing does not where a forked child has the descriptor
  * too. `path` is for messages. MOOR_E_TIMEOUT after wait_s seconds, MOOR_E_IO. */
 moor_status moor_dirs_lock(int fd, const char *path, int wait_s);

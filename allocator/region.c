@@ -10,6 +10,59 @@
 #include <unistd.h>
 
 #include "error.h"
+#include "memfd.h"
+
+static const char *policy_file = "/proc/sys/vm/overcommit_memory";
+
+void moor_region_set_policy_file(const char *path)
+{
+    policy_file = path;
+}
+
+/* vm.overcommit_memory is 2: the kernel promises no more memory than it has. A memfd is promised nothing when it is made: a page that
+ * is touched when there is no more of it to promise is a SIGBUS. */
+static int is_strict(void)
+{
+    char policy = 0;
+    int fd = open(policy_file, O_RDONLY | O_CLOEXEC);
+    int strict = fd >= 0 && read(fd, &policy, 1) == 1 && policy == '2';
+    if (fd >= 0)
+        close(fd);
+    return strict;
+}
+
+/* All of it, a part at a time: one that a signal interrupts is given back by the kernel, and taken again. */
+static int commit(const moor_region *region)
+{
+    enum { PART = 64 << 20 };
+    for (size_t at = 0; at < region->size;) {
+        size_t part = region->size - at < PART ? region->size - at : PART;
+        if (fallocate(region->fd, 0, (off_t)at, (off_t)part) == 0)
+            at += part;
+        else if (errno != EINTR)
+            return -1;
+    }
+    return 0;
+}
+
+/* NULL, or the step that failed, with errno. */
+static const char *set_up(const moor_region *region, void **base)
+{
+    if (ftruncate(region->fd, (off_t)region->size))
+        return "ftruncate";
+    if (region->committed && commit(region))
+        return "fallocate (vm.overcommit_memory is 2: all of it is taken now)";
+    *base = mmap(NULL, region->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, region->fd, 0);
+    if (*base == MAP_FAILED)
+        return "mmap";
+    /* A child of the engine must not write rows into its parent's arena. F_SEAL_FUTURE_WRITE is not used: it would forbid
+     * punching holes, and no memory could ever be returned. */
+    if (madvise(*base, region->size, MADV_DONTFORK))
+        return "madvise(MADV_DONTFORK)";
+    if (fcntl(region->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+        return "sealing";
+    return fchmod(region->fd, 0400) ? "fchmod" : NULL;
+}
 
 moor_status moor_region_open(moor_region *region, uint64_t bytes)
 {
@@ -17,39 +70,29 @@ moor_status moor_region_open(moor_region *region, uint64_t bytes)
     if (bytes == 0 || bytes > (uint64_t)INT64_MAX - page)
         return moor_fail(MOOR_E_INVALID, "arena of %llu bytes", (unsigned long long)bytes);
     memset(region, 0, sizeof(*region));
+    region->fd = -1;
     region->page = page;
     region->size = (size_t)((bytes + page - 1) / page * page);
-    region->fd = memfd_create("moor-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    region->committed = is_strict();
+    moor_status status = moor_file_fits("arena", region->size);
+    if (status)
+        return status;
+    region->fd = moor_memfd("moor-arena");
     if (region->fd < 0)
         return moor_fail_errno(MOOR_E_IO, errno, "memfd_create for the arena");
-    const char *step = "ftruncate";
     void *base = MAP_FAILED;
-    if (ftruncate(region->fd, (off_t)region->size) == 0) {
-        step = "mmap";
-        base = mmap(NULL, region->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, region->fd, 0);
-    }
-    if (base != MAP_FAILED) {
-        /* A child of the engine must not write rows into its parent's arena. F_SEAL_FUTURE_WRITE is not used: it would forbid
-         * punching holes, and no memory could ever be returned. */
-        step = "madvise(MADV_DONTFORK)";
-        if (madvise(base, region->size, MADV_DONTFORK) == 0) {
-            step = "sealing";
-            if (fcntl(region->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
-                step = "fchmod";
-                if (fchmod(region->fd, 0400) == 0) {
-                    region->base = base;
-                    pthread_mutex_init(&region->lock, NULL);
-                    return MOOR_OK;
-                }
-            }
-        }
+    const char *failed = set_up(region, &base);
+    if (!failed) {
+        region->base = base;
+        pthread_mutex_init(&region->lock, NULL);
+        return MOOR_OK;
     }
     int err = errno;
     if (base != MAP_FAILED)
         munmap(base, region->size);
     close(region->fd);
     region->fd = -1;
-    return moor_fail_errno(MOOR_E_IO, err, "arena of %zu bytes: %s", region->size, step);
+    return moor_fail_errno(MOOR_E_IO, err, "arena of %zu bytes: %s", region->size, failed);
 }
 
 void moor_region_close(moor_region *region)
@@ -80,6 +123,8 @@ void *moor_region_take(moor_region *region, void *at, size_t size, size_t alignm
 int moor_region_punch(moor_region *region, void *address, size_t length)
 {
     off_t offset = (off_t)((uint8_t *)address - region->base);
+    if (region->committed) /* what is given back may not be there to be taken again */
+        return -1;
     return fallocate(region->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, (off_t)length);
 }
 

@@ -20,7 +20,8 @@ typedef struct moor_region {
     uint8_t *base;
     size_t size, page;
     pthread_mutex_t lock;
-    size_t used; /* bytes taken from the low end */
+    size_t used;   /* bytes taken from the low end */
+    int committed; /* vm.overcommit_memory is 2: all pages were taken at the start, and none is given back */
 } moor_region;
 
 /* bytes are rounded up to pages. The mapping is shared, writable and not inherited by fork; the file cannot be resized or
@@ -35,5 +36,7 @@ int moor_region_punch(moor_region *region, void *address, size_t length);
 moor_status moor_region_readonly_fd(const moor_region *region, int *fd);
 /* Bytes that the file has now. */
 uint64_t moor_region_resident(const moor_region *region);
+/* Tests: another file than /proc/sys/vm/overcommit_memory. */
+void moor_region_set_policy_file(const char *path);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "snapfile.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -12,8 +13,10 @@
 
 #include <xxhash.h>
 
+#include "dirs.h"
 #include "error.h"
 #include "heap.h"
+#include "memfd.h"
 
 static const char magic[8] = {'M', 'O', 'O', 'R', 'S', 'N', 'A', 'P'};
 
@@ -61,7 +64,35 @@ static moor_status check_path(const char *dir, const char *name, char path[PATH_
     return MOOR_OK;
 }
 
-/* The directory was made: its name must outlive a crash too. */
+/* What a file system lacks is said once a process; what was asked for is done as well as it can. */
+enum lack { NO_LOCKS, NO_DIRECTORY_SYNC, LACKS };
+
+static void say_lack(enum lack lack, const char *path, int err)
+{
+    static const char *const texts[LACKS] = {
+        "has no locks: what a killed writer leaves is removed an hour later, and of two that write at once the later "
+        "one stays",
+        "writes no directory to the disk when asked: after a power failure the last snapshots may have no name",
+    };
+    static atomic_flag said[LACKS] = {ATOMIC_FLAG_INIT, ATOMIC_FLAG_INIT};
+    char text[64];
+    if (!atomic_flag_test_and_set(&said[lack]))
+        moor_log(MOOR_LOG_WARN, "snapshot %s: its file system %s (%s)", path, texts[lack],
+                 strerror_r(err, text, sizeof(text)));
+}
+
+/* 0, or -1 with errno. */
+static int sync_directory(int fd, const char *call, const char *path)
+{
+    if (!may(call, NULL) && fsync(fd) == 0)
+        return 0;
+    if (errno != EINVAL && errno != EOPNOTSUPP && errno != ENOSYS)
+        return -1;
+    say_lack(NO_DIRECTORY_SYNC, path, errno);
+    return 0;
+}
+
+/* The directory was made: its name must outlive a crash too. One that we may not read cannot be asked to. */
 static moor_status sync_parent(const char *dir)
 {
     char parent[PATH_MAX];
@@ -72,7 +103,11 @@ static moor_status sync_parent(const char *dir)
     char *slash = strrchr(parent, '/');
     slash[slash == parent] = 0;
     int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int bad = fd < 0 || may("fsync of the parent", NULL) || fsync(fd) < 0;
+    if (fd < 0 && errno == EACCES) {
+        say_lack(NO_DIRECTORY_SYNC, dir, errno);
+        return MOOR_OK;
+    }
+    int bad = fd < 0 || sync_directory(fd, "fsync of the parent", dir) < 0;
     int err = errno;
     if (fd >= 0)
         close(fd);
@@ -86,8 +121,10 @@ static moor_status open_dir(const char *dir, int create, int *out)
         if (may("mkdir", NULL) || (mkdir(dir, 0700) < 0 && errno != EEXIST))
             return moor_fail_errno(MOOR_E_IO, errno, "snapshot directory %s cannot be made", dir);
         moor_status status = sync_parent(dir);
-        if (status)
+        if (status) {
+            (void)rmdir(dir);
             return status;
+        }
         fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     }
     if (fd < 0)
@@ -98,15 +135,63 @@ static moor_status open_dir(const char *dir, int create, int *out)
 
 /* ---- writing ---- */
 
+/* Where nobody can lock, a writer has a name of its own. One that nobody has written to for an hour (by the clock of the file system)
+ * was left by a writer that was killed: a living one writes all the time. */
+static void remove_abandoned(const moor_snapfile *file)
+{
+    enum { ABANDONED_S = 3600 };
+    char begin[sizeof(file->name) + 2];
+    struct stat ours, st;
+    int n = snprintf(begin, sizeof(begin), ".%s.", file->name);
+    int copy = openat(file->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = copy >= 0 ? fdopendir(copy) : NULL;
+    struct dirent *entry;
+    if (!dir && copy >= 0)
+        close(copy);
+    while (dir && fstat(file->fd, &ours) == 0 && (entry = readdir(dir)))
+        if (strncmp(entry->d_name, begin, (size_t)n) == 0 &&
+            fstatat(file->dir_fd, entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode) &&
+            ours.st_mtime - st.st_mtime > ABANDONED_S)
+            unlinkat(file->dir_fd, entry->d_name, 0);
+    if (dir)
+        closedir(dir);
+}
+
+static moor_status take_unlocked(moor_snapfile *file, int err)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    snprintf(file->temporary, sizeof(file->temporary), ".%s.%x.%llx.tmp", file->name, (unsigned)getpid(),
+             (unsigned long long)now.tv_sec * 1000000000ull + (unsigned long long)now.tv_nsec);
+    say_lack(NO_LOCKS, file->path, err);
+    file->fd = may("open without a lock", NULL)
+                   ? -1
+                   : openat(file->dir_fd, file->temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (file->fd < 0)
+        return moor_fail_errno(MOOR_E_IO, errno, "snapshot %s: its temporary file %s cannot be made", file->path,
+                               file->temporary);
+    remove_abandoned(file);
+    return MOOR_OK;
+}
+
+/* The temporary file's descriptor, -1 with errno. *made: it was not there before. */
+static int open_temporary(const moor_snapfile *file, int *made)
+{
+    enum { FLAGS = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW };
+    if (may("open", NULL))
+        return -1;
+    int fd = openat(file->dir_fd, file->temporary, FLAGS | O_EXCL, 0600);
+    *made = fd >= 0;
+    return fd >= 0 || errno != EEXIST ? fd : openat(file->dir_fd, file->temporary, FLAGS, 0600);
+}
+
 /* Opens and locks the temporary file. Whoever had it before may have renamed it between our open and our lock: then what we hold is a
  * finished snapshot, and not to be touched. */
 static moor_status take_temporary(moor_snapfile *file)
 {
     for (int tries = 0; tries < 16; tries++) {
         struct stat held, named;
-        int fd = may("open", NULL)
-                     ? -1
-                     : openat(file->dir_fd, file->temporary, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+        int made = 0, fd = open_temporary(file, &made);
         if (fd < 0)
             return moor_fail_errno(MOOR_E_IO, errno, "snapshot %s: its temporary file %s cannot be made", file->path,
                                    file->temporary);
@@ -115,6 +200,10 @@ static moor_status take_temporary(moor_snapfile *file)
             close(fd);
             if (err == EWOULDBLOCK)
                 return moor_fail(MOOR_E_STATE, "snapshot %s: another one is being written there", file->path);
+            if (made)
+                (void)unlinkat(file->dir_fd, file->temporary, 0);
+            if (moor_dirs_no_locks(err))
+                return take_unlocked(file, err);
             return moor_fail_errno(MOOR_E_IO, err, "snapshot %s: flock of %s", file->path, file->temporary);
         }
         if (fstat(fd, &held) == 0 && fstatat(file->dir_fd, file->temporary, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
@@ -174,6 +263,8 @@ static moor_status write_all(moor_snapfile *file, const uint8_t *data, size_t n)
     while (n) {
         size_t part = n < MOOR_SNAP_BUFFER ? n : MOOR_SNAP_BUFFER; /* so that the deadline is looked at */
         moor_status status = in_time(file);
+        if (!status)
+            status = moor_file_fits(file->path, file->written + part);
         if (status)
             return status;
         ssize_t wrote = may("write", &part) ? -1 : write(file->fd, data, part);
@@ -183,6 +274,7 @@ static moor_status write_all(moor_snapfile *file, const uint8_t *data, size_t n)
             return moor_fail_errno(MOOR_E_IO, wrote ? errno : EIO, "snapshot %s: a write of %zu bytes", file->path, n);
         data += wrote;
         n -= (size_t)wrote;
+        file->written += (uint64_t)wrote;
         file->unsynced += (uint64_t)wrote;
         if (file->unsynced < MOOR_SNAP_SYNC)
             continue;
@@ -264,7 +356,7 @@ moor_status moor_snapfile_commit(moor_snapfile *file)
     if (may("rename", NULL) || renameat(file->dir_fd, file->temporary, file->dir_fd, file->name) < 0)
         return moor_fail_errno(MOOR_E_IO, errno, "snapshot %s: rename of %s", file->path, file->temporary);
     file->temporary[0] = 0;
-    if (may("fsync of the directory", NULL) || fsync(file->dir_fd) < 0)
+    if (sync_directory(file->dir_fd, "fsync of the directory", file->path) < 0)
         return moor_fail_errno(MOOR_E_IO, errno,
                                "snapshot %s is complete, but its directory may forget it in a power failure: fsync",
                                file->path);

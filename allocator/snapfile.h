@@ -5,7 +5,8 @@
  * Called by snapshot.c (writes) and restore.c (reads), outside of the store's lock. A writer owns two descriptors, a small buffer and
  * the temporary file, which nobody sees under the real name until it is complete and on the disk: write, fsync, rename, fsync of the
  * directory. Killed anywhere, what was there before is there still; what a killed writer left is overwritten by the next one.
- * Two writers of one name: the second is refused (flock on the temporary file).
+ * Two writers of one name: the second is refused (flock on the temporary file). On a file system without locks each writes a file
+ * of its own, and the later one stays.
  *
  *   offset 0   magic "MOORSNAP", u32 format, u32 sections, u64 file bytes, u64 offset of the table, u64 XXH3-64 of the table,
  *              u64 seconds since 1970, u64 0, u64 XXH3-64 of the 56 bytes before it
@@ -49,8 +50,8 @@ const char *moor_snap_kind_name(uint32_t kind);
 typedef struct moor_snapfile {
     int dir_fd, fd;
     char path[PATH_MAX]; /* the real name */
-    char name[64], temporary[80];
-    uint64_t at, unsynced; /* bytes put so far, and written since they went to the disk */
+    char name[64], temporary[112];
+    uint64_t at, written, unsynced; /* bytes put so far, written, and written since they went to the disk */
     uint8_t *buffer;
     size_t used;
     uint64_t deadline_ns;

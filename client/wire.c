@@ -4,9 +4,10 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "../allocator/memfd.h"
 
 enum { LARGE_LIMIT = 1 << 30 };
 
@@ -72,7 +73,10 @@ int moor_wire_frame(const void *data, size_t n, moor_wire_header *header)
 
 moor_status moor_wire_large_make(const void *data, size_t n, int *fd)
 {
-    int made = memfd_create("moor-reply", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    moor_status status = moor_file_fits("a reply", n);
+    if (status)
+        return status;
+    int made = moor_memfd("moor-reply");
     if (made < 0)
         return moor_fail_errno(MOOR_E_IO, errno, "memfd_create");
     for (size_t done = 0; done < n;) {

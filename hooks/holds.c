@@ -16,8 +16,11 @@
 #include "../allocator/dirs.h"
 #include "../allocator/idhash.h"
 #include "../allocator/living.h"
+#include "../allocator/memfd.h"
 
 #define STALE_TEMPORARY_S 60
+
+enum { HOLD_BYTES = 256 }; /* of a hold's file, at most */
 
 struct moor_hold {
     struct moor_hold *next;
@@ -96,7 +99,7 @@ static void clean_label(const char *label, char out[MOOR_LABEL_BYTES])
 /* The file under its temporary name, locked and written; then it gets its name. Its descriptor, or -1 with errno. */
 static int make_file(const moor_hold *hold, int folder)
 {
-    char temporary[sizeof(hold->name) + 1], text[256];
+    char temporary[sizeof(hold->name) + 1], text[HOLD_BYTES];
     snprintf(temporary, sizeof(temporary), ".%s", hold->name);
     int fd = openat(folder, temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0)
@@ -208,6 +211,8 @@ moor_status moor_hold_take(const char *dir, const char *device, const char *labe
     if (fork_error)
         return moor_fail_errno(MOOR_E_NOMEM, fork_error, "hold: pthread_atfork");
     moor_status status = moor_hold_device_name(device, name);
+    if (!status)
+        status = moor_file_fits("hold", HOLD_BYTES);
     if (status || (status = moor_dirs_all(dir, &bases)))
         return status;
     moor_hold *hold = new_hold(name, label, bytes);

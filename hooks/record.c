@@ -97,6 +97,7 @@ moor_status moor_recorder_create(moor_process *process, const moor_store_args *a
         moor_heap_free(store);
         return status;
     }
+    atomic_store(&process->state->seals[args->store_index].ready, 1);
     atomic_store(&process->state->recording_off, 0);
     *out = store;
     return MOOR_OK;
@@ -272,9 +273,11 @@ moor_status moor_seal(moor_process *process, uint32_t store_index, const char *i
                          store_index, MOOR_MAX_STORES);
     if (!moor_process_records(process))
         return MOOR_OK; /* nobody drains the ring */
+    moor_state_seal_ring *ring = &process->state->seals[store_index];
+    if (!atomic_load(&ring->ready))
+        return MOOR_OK; /* no store has been there: nothing was recorded, and on a full tmpfs a write would be a SIGBUS */
     moor_hash128 none = {0, 0};
-    moor_status status =
-        moor_seal_push(&process->state->seals[store_index], moor_id_hash(id, id_len), none, rows_expected, flags);
+    moor_status status = moor_seal_push(ring, moor_id_hash(id, id_len), none, rows_expected, flags);
     if (status == MOOR_E_FULL || status == MOOR_E_TIMEOUT)
         moor_count_add(process, MOOR_C_SEALS_LOST, 1);
     return status;

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../allocator/memfd.h"
 #include "../hooks/gate.h"
 
 _Static_assert(sizeof(moor_state) < UINT32_MAX, "the header holds the size in 32 bits");
@@ -25,7 +26,10 @@ static moor_status map_fd(int fd, const char *dir, int write, moor_state **out)
 
 static moor_status allocate(int fd, const char *dir, size_t offset, size_t length)
 {
-    int err = posix_fallocate(fd, (off_t)offset, (off_t)length);
+    int err;
+    do
+        err = posix_fallocate(fd, (off_t)offset, (off_t)length);
+    while (err == EINTR);
     if (err)
         return moor_fail_errno(MOOR_E_IO, err, "%s/state: %zu bytes cannot be allocated", dir, length);
     return MOOR_OK;
@@ -35,14 +39,20 @@ moor_status moor_state_create(int dir_fd, const char *dir, const char *instance,
 {
     struct timespec now;
     moor_state *state = NULL;
+    moor_status status = moor_file_fits("state", sizeof(moor_state));
+    if (status)
+        return status;
     int fd = openat(dir_fd, "state.new", O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
         return moor_fail_errno(MOOR_E_IO, errno, "%s/state.new cannot be made", dir);
-    moor_status status = MOOR_OK;
     if (ftruncate(fd, sizeof(moor_state)) < 0)
         status = moor_fail_errno(MOOR_E_IO, errno, "%s/state.new cannot be set to %zu bytes", dir, sizeof(moor_state));
     if (!status)
         status = allocate(fd, dir, 0, offsetof(moor_state, seals));
+    for (uint32_t i = 0; i < MOOR_MAX_STORES && !status;
+         i++) /* what anybody reads of a ring whose store never opened */
+        status = allocate(fd, dir, offsetof(moor_state, seals) + i * sizeof(moor_state_seal_ring),
+                          offsetof(moor_state_seal_ring, entry));
     if (!status)
         status = map_fd(fd, dir, 1, &state);
     if (!status) {

@@ -3,6 +3,7 @@
 #include "finder.h"
 
 #include "jp_install.h"
+#include "jp_wrap.h"
 #include "loader.h"
 
 #include <string.h>
@@ -45,6 +46,26 @@ static void engine_in_use(const moor_engine *engine)
     char text[512];
     moor_jp_error_text(text, sizeof text);
     moor_jp_log("error", "engine %s: its join points cannot be registered: %s", engine->name, text);
+}
+
+static bool package_imported(const moor_engine *engine)
+{
+    PyObject *modules = PyImport_GetModuleDict();
+    for (const char *const *p = engine->packages; modules && p && *p; p++) {
+        if (PyDict_GetItemString(modules, *p))
+            return true;
+    }
+    return false;
+}
+
+/* What came past us: engines that are in use, and modules of theirs. */
+static void catch_up(void)
+{
+    for (size_t i = 0; i < nengines; i++) {
+        if (engines[i] && package_imported(engines[i]))
+            engine_in_use(engines[i]);
+    }
+    moor_jp_catch_up();
 }
 
 /* ---- Finder ---- */
@@ -104,7 +125,7 @@ static PyObject *finder_find_spec(PyObject *self, PyObject *args, PyObject *kwar
         PyErr_Clear();
         Py_RETURN_NONE;
     }
-    moor_jp_catch_up();
+    catch_up();
     const moor_engine *engine = engine_of(name);
     if (!engine && !moor_jp_is_target(name))
         Py_RETURN_NONE;
@@ -133,16 +154,6 @@ static PyType_Spec finder_spec = {
 
 /* ---- installation ---- */
 
-static bool package_imported(const moor_engine *engine)
-{
-    PyObject *modules = PyImport_GetModuleDict();
-    for (const char *const *p = engine->packages; modules && p && *p; p++) {
-        if (PyDict_GetItemString(modules, *p))
-            return true;
-    }
-    return false;
-}
-
 bool moor_finder_installed(void)
 {
     PyObject *meta_path = PySys_GetObject("meta_path");
@@ -168,15 +179,13 @@ int moor_finder_install(const moor_engine *const *list, size_t n)
         PyErr_SetString(PyExc_RuntimeError, "moor: sys.meta_path is not a list");
         return -1;
     }
-    if (!the_finder && make_finder() < 0)
+    /* The shims are imported before anything of ours looks at imports. */
+    if (moor_jp_wrap_init() < 0 || (!the_finder && make_finder() < 0))
         return -1;
     engines = list;
     nengines = n;
     if (PyList_Insert(meta_path, 0, the_finder) < 0)
         return -1;
-    for (size_t i = 0; i < n; i++) {
-        if (engines[i] && package_imported(engines[i]))
-            engine_in_use(engines[i]);
-    }
+    catch_up();
     return 0;
 }

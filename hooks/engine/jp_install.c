@@ -378,7 +378,7 @@ static PyObject *imported_module(const char *target)
     PyObject *name = colon ? PyUnicode_FromStringAndSize(target, colon - target) : NULL;
     PyObject *modules =
         PyImport_GetModuleDict(); /* borrowed; PyImport_GetModule asks for __spec__: a deferred one executes */
-    PyObject *module = name && modules ? PyObject_GetItem(modules, name) : NULL;
+    PyObject *module = name && modules ? Py_XNewRef(PyDict_GetItemWithError(modules, name)) : NULL;
     Py_XDECREF(name);
     PyErr_Clear();
     if (module && moor_loader_is_deferred(module)) {
@@ -426,7 +426,7 @@ void moor_jp_module_executed(const char *name, PyObject *module)
 
 void moor_jp_catch_up(void)
 {
-    static _Thread_local bool busy; /* the first wrapper imports its shims */
+    static _Thread_local bool busy; /* whatever is imported meanwhile */
     moor_jp_state *state;
     if (busy)
         return;

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The folders are the architecture: plugin → hooks → allocator → abi, client → abi, and the Python side and the tools know
 # the public header only. An include that points back fails here. The client also takes the lowest modules, which hold nothing
-# of the server: error, dirs, living, locks, forkfd.
+# of the server: error, dirs, living, locks, forkfd, memfd.
 . "$(dirname "$0")/lib.sh"
 cd "$MOOR_SOURCE_DIR"
 
@@ -25,7 +25,7 @@ layer allocator/ "moor abi allocator" allocator
 layer hooks/ "moor abi allocator hooks" hooks/*.[ch]
 layer plugin/ "moor abi allocator hooks plugin client" plugin/*.[ch]
 layer client/ "moor abi allocator client" client
-foreign=$(grep -rnE --include='*.[ch]' '#include "(\.\./)+allocator/' client | grep -vE 'allocator/(error|dirs|living|locks|forkfd)\.h"' || true)
+foreign=$(grep -rnE --include='*.[ch]' '#include "(\.\./)+allocator/' client | grep -vE 'allocator/(error|dirs|living|locks|forkfd|memfd)\.h"' || true)
 [ -z "$foreign" ] || bad+="client/ includes what is the server's: $foreign
 "
 layer hooks/engine/ "moor hooks/engine plugin/python" hooks/engine

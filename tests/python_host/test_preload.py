@@ -187,6 +187,27 @@ class Preloaded(unittest.TestCase):
 
     # ---- children ----
 
+    def test_an_engine_that_came_past_the_finder(self):
+        """A finder in front finds the engine's package itself and asks nobody, as typeguard's does."""
+        out = self.code("""
+            import sys
+            from importlib.machinery import PathFinder
+            sys.path.append({!r})
+            from moor import _moor
+            _moor.bootstrap()
+            class Hiding:
+                find_spec = staticmethod(lambda name, path=None, target=None:
+                                         PathFinder.find_spec(name, path) if name.startswith('vllm') else None)
+            sys.meta_path.insert(0, Hiding)
+            import vllm
+            print(len(_moor.joinpoints()), end=' ')
+            try:
+                import no_such_module_of_anybody
+            except ImportError:
+                print(len(_moor.joinpoints()) > 10)
+            """.format(os.path.join(BUILD, "python")))
+        self.assertEqual(out, "0 True")
+
     def test_children(self):
         self.file("job.py", """
             import multiprocessing as mp

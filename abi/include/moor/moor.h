@@ -588,7 +588,8 @@ typedef struct moor_api {
     /* Snapshot. store_save writes the sealed records of a quiet store (no open step, nothing unsealed: else MOOR_E_STATE names what is
      * open) to <dir>/store-<n>.moor: handles, ids and aliases, owners, rows with versions and missing ranges, shared rows once. dir is
      * absolute; its last component is made when it is absent. The file is complete and on the disk before it takes its name, so
-     * until MOOR_OK, whatever happens, an earlier snapshot there is as it was. Leases and clients are no part of it. Any thread.
+     * until MOOR_OK, whatever happens, an earlier snapshot there is as it was (without locks or syncs of directories in its
+     * file system it works too, with a warning). Leases and clients are no part of it. Any thread.
      * store_restore: into a store that has not had a record yet (MOOR_E_STATE), all or nothing. MOOR_E_NOT_FOUND; MOOR_E_INVALID: of
      * another model, both named; MOOR_E_VERSION; MOOR_E_CORRUPT names the place; MOOR_E_FULL: the arena is too small. The weight epoch
      * moves beyond the snapshot's. Configuration record.restore does it in store_open.
