@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The folders are the architecture: plugin → hooks → allocator → abi, client → abi, and the Python side and the tools know
 # the public header only. An include that points back fails here. The client also takes the lowest modules, which hold nothing
-# of the server: error, dirs, interrupt, living, locks, memfd.
+# of the server: error, heap, dirs, interrupt, living, locks, memfd.
 . "$(dirname "$0")/lib.sh"
 cd "$MOOR_SOURCE_DIR"
 
