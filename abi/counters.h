@@ -25,7 +25,7 @@
     X(ARENA_FULL, "arena_full_total", "Allocations refused because the arena was full")                                \
     X(SEALS_LOST, "seals_lost_total", "Seals that found the ring full")                                                \
     X(OPENS, "opens_total", "Records opened")                                                                          \
-    X(OPEN_ERRORS, "open_errors_total", "Opens refused for another reason than that the record is not there yet")                                                               \
+    X(OPEN_ERRORS, "open_errors_total", "Opens refused for another reason than that the record is not there yet")      \
     X(DELIVERED, "delivered_total", "Records delivered in the engine's own field")                                     \
     X(DELIVER_ERRORS, "deliver_errors_total", "Deliveries that failed")                                                \
     X(GATE_ENTERS, "gate_enters_total", "Requests admitted by the gate")                                               \

@@ -11,8 +11,8 @@
 
 #include <pthread.h>
 
-#include "gone.h"
 #include "clients.h"
+#include "gone.h"
 #include "kvindex.h"
 #include "slots.h"
 #include "step.h"

@@ -8,6 +8,8 @@
 #include <cmocka.h>
 
 #include "client/connection.c" /* NOLINT(bugprone-suspicious-include) */
+#include "client/welcome.h"
+#include <fcntl.h>
 
 typedef struct caller {
     pthread_t thread;
@@ -88,8 +90,8 @@ static moor_status greet(const struct greeting *g)
     assert_int_equal(allocate("x", &connection), MOOR_OK);
     int fd = memfd_create("arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_true(fd >= 0 && ftruncate(fd, ARENA) == 0 && fcntl(fd, F_ADD_SEALS, g->seals) == 0);
-    connection->fds[connection->n_fds++] = fd;
-    moor_status status = take_welcome(connection, (moor_wire_reader){payload, n + (size_t)g->more});
+    moor_status status = moor_welcome_take((moor_wire_reader){payload, n + (size_t)g->more}, fd, &connection->shape,
+                                           &connection->layer_ids);
     moor_connection_disown(connection);
     return status;
 }

@@ -25,7 +25,8 @@ static void host_open_stage(host *h, uint32_t stages)
     h->process.state = calloc(1, sizeof(moor_state)); /* sparse */
     assert_non_null(h->process.state);
     h->process.pid = getpid();
-    h->process.config = (moor_config_values){.record_enabled = 1, .kv_index = 1, .arena_bytes = 4 << 20, .gate_mode = MOOR_MODE_ENFORCE};
+    h->process.config = (moor_config_values){
+        .record_enabled = 1, .kv_index = 1, .arena_bytes = 4 << 20, .gate_mode = MOOR_MODE_ENFORCE};
     moor_gate_init(h->process.state);
     moor_store_args args = MOOR_STORE_ARGS_INIT;
     args.layers = 2;

@@ -57,8 +57,8 @@ enum {
     MOOR_E_CLOSED = -18,    /* the connection or object is closed */
     MOOR_E_FORKED = -19,    /* the object belongs to the parent process */
     MOOR_E_UNSUPPORTED = -20,
-    MOOR_E_RANGE = -21,  /* an expert id ≥ num_experts, a row or layer out of range */
-    MOOR_E_CORRUPT = -22, /* a file or message fails its checks */
+    MOOR_E_RANGE = -21,      /* an expert id ≥ num_experts, a row or layer out of range */
+    MOOR_E_CORRUPT = -22,    /* a file or message fails its checks */
     MOOR_E_INTERRUPTED = -23 /* the thread's wait_check ended the wait; the text says what it left */
 };
 
@@ -328,7 +328,7 @@ typedef struct moor_exported { /* from the root to a key, without a hole */
 /* ---- gate ----------------------------------------------------------------------------------------------------- */
 
 enum { MOOR_GATE_OPEN = 0, MOOR_GATE_SEALED = 1, MOOR_GATE_DRAINED = 2 };
-enum { /* what a server's front ends must know of each other; gate_close, gate_note */
+enum {                       /* what a server's front ends must know of each other; gate_close, gate_note */
        MOOR_GATE_KEPT = 1,   /* requests in flight live through the pause: drain is over at once, install is allowed */
        MOOR_GATE_OWN = 2,    /* closed for an update that came without a pause: who ends the update opens the gate */
        MOOR_GATE_SESSION = 4 /* an update of several calls has begun and not ended */
