@@ -178,6 +178,21 @@ static int take_once(moor_hold *hold, int base_fd)
     return error;
 }
 
+/* Removes the hold's file, and the device's folder and "holds" when they are empty. */
+static void remove_file(const moor_hold *hold, const char *base)
+{
+    char path[MOOR_LABEL_BYTES + sizeof(hold->name) + sizeof("holds//")];
+    int base_fd = open(base, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (base_fd < 0)
+        return;
+    snprintf(path, sizeof(path), "holds/%s/%s", hold->device, hold->name);
+    unlinkat(base_fd, path, 0);
+    snprintf(path, sizeof(path), "holds/%s", hold->device);
+    if (unlinkat(base_fd, path, AT_REMOVEDIR) == 0)
+        unlinkat(base_fd, "holds", AT_REMOVEDIR);
+    close(base_fd);
+}
+
 /* The hold's file in one more base directory, made when it is absent; nothing where it has one already (a directory of two names). */
 static moor_status take_in(moor_hold *hold, const char *base)
 {
@@ -194,9 +209,11 @@ static moor_status take_in(moor_hold *hold, const char *base)
     for (int i = 0; error == ENOENT && i < 100; i++)
         error = take_once(hold, base_fd);
     close(base_fd);
-    if (error)
+    if (error) {
+        remove_file(hold, base); /* the folders that were made for it */
         return moor_fail_errno(error == EPERM || error == EACCES ? MOOR_E_ACCESS : MOOR_E_IO, error,
                                "hold on %s in %s/holds/%s", hold->device, base, hold->device);
+    }
     snprintf(hold->file[hold->n++].base, PATH_MAX, "%s", base);
     return MOOR_OK;
 }
@@ -234,21 +251,6 @@ moor_status moor_hold_take(const char *dir, const char *device, const char *labe
     }
     *out = hold;
     return MOOR_OK;
-}
-
-/* Removes the hold's file, and the device's folder and "holds" when they are empty. */
-static void remove_file(const moor_hold *hold, const char *base)
-{
-    char path[MOOR_LABEL_BYTES + sizeof(hold->name) + sizeof("holds//")];
-    int base_fd = open(base, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (base_fd < 0)
-        return;
-    snprintf(path, sizeof(path), "holds/%s/%s", hold->device, hold->name);
-    unlinkat(base_fd, path, 0);
-    snprintf(path, sizeof(path), "holds/%s", hold->device);
-    if (unlinkat(base_fd, path, AT_REMOVEDIR) == 0)
-        unlinkat(base_fd, "holds", AT_REMOVEDIR);
-    close(base_fd);
 }
 
 void moor_hold_release(moor_hold *hold)

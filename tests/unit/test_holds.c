@@ -15,7 +15,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -174,22 +173,6 @@ static void S5_1_a_hold_that_cannot_be_opened_counts(void **state)
     assert_ok(moor_holds_read(&bases, "cpu:0", 0, &out));
     assert_int_equal(out.count, 1);
     assert_string_equal(out.named[0].label, "a hold that cannot be opened");
-}
-
-static void a_hold_that_cannot_be_written_is_none(void **state)
-{
-    (void)state;
-    pid_t child = fork();
-    if (!child) {
-        struct rlimit little = {20, 20};
-        moor_hold *hold = NULL;
-        signal(SIGXFSZ, SIG_IGN);
-        setrlimit(RLIMIT_FSIZE, &little); /* the file's first 20 bytes are taken, and no error is told */
-        moor_status status = moor_hold_take(base, "cpu:0", "trainer", 1, &hold);
-        _exit(status == MOOR_E_IO && !hold && strstr(moor_last_error(), strerror(ENOSPC)) ? 0 : 1);
-    }
-    assert_int_equal(support_wait(child), 0);
-    assert_int_equal(files_in("cpu:0"), 0);
 }
 
 static void S5_3_holders_are_named(void **state)
@@ -353,7 +336,6 @@ int main(void)
         TEST(S5_1_a_hold_is_seen_by_others_until_it_is_released),
         TEST(S5_1_a_process_number_alone_makes_no_rank),
         TEST(S5_1_a_hold_that_cannot_be_opened_counts),
-        TEST(a_hold_that_cannot_be_written_is_none),
         TEST(S5_3_holders_are_named),
         TEST(S5_1_a_killed_holder_holds_nothing),
         TEST(S5_1_a_fork_inherits_nothing),
