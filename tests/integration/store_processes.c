@@ -390,12 +390,17 @@ static void a_surviving_child_keeps_no_connection(void **state)
     start_consumer(&watcher);
     int child = atoi(actor_say(&consumer, "ok ", "child") + 3),
         child_of_server = atoi(actor_say(&server, "ok ", "child") + 3);
+    actor_say(&consumer, "ok done", "tell stay");
+    actor_say(&server, "ok done", "tell stay");
     actor_say(&consumer, "ok held", "open held 1");
     wait_stat(&watcher, "leases", 1);
     assert_int_equal(kill(child, 0), 0);
     actor_kill(&consumer);
     assert_int_equal(kill(child, 0), 0);
     wait_stat(&watcher, "leases", 0);
+    nanosleep(&(struct timespec){.tv_nsec = 200000000},
+              NULL);             /* until the directory's time tells of all that is in it: */
+    stat_of(&watcher, "leases"); /* from now on only the connection says that the server is gone */
     actor_kill(&server);
     actor_say(&watcher, "MOOR_E_CLOSED", "open held 0");
     assert_null(strstr(watcher.line, "in time")); /* the end of the connection was seen, not only waited for */
