@@ -4,7 +4,6 @@
 
 #include "jp_install.h"
 #include "jp_wrap.h"
-#include "runtime.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -34,6 +33,17 @@ static void (*log_line)(const char *level, const char *line) = log_to_stderr;
 void moor_jp_set_log(void (*log)(const char *level, const char *line))
 {
     log_line = log ? log : log_to_stderr;
+}
+
+static void no_count(void)
+{
+}
+
+static void (*count_failed)(void) = no_count;
+
+void moor_jp_set_count(void (*failed)(void))
+{
+    count_failed = failed ? failed : no_count;
 }
 
 void moor_jp_set_strict(bool strict)
@@ -72,7 +82,7 @@ void moor_jp_error_text(char *buf, size_t size)
 int moor_jp_state_failed(moor_jp_state *state, const char *what)
 {
     state->errors++;
-    moor_runtime_count("moor_hook_errors_total", 1);
+    count_failed();
     if (strict_mode) {
         if (!PyErr_Occurred())
             PyErr_Format(PyExc_SystemError, "moor: join point %s: %s failed without an error", state->jp->name, what);

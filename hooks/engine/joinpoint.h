@@ -228,5 +228,7 @@ int moor_jp_failed(const moor_jp *jp, const char *what);
 void moor_jp_set_strict(bool strict);
 /* Where lines go (default: stderr).  level as in the log configuration: "error", "warn", "info", "debug". */
 void moor_jp_set_log(void (*log)(const char *level, const char *line));
+/* Called for each failed piece of a hook, with the GIL. */
+void moor_jp_set_count(void (*failed)(void));
 
 #endif

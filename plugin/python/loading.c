@@ -6,6 +6,7 @@
 #include "hooks/engine/finder.h"
 #include "hooks/engine/joinpoint.h"
 #include "hooks/engine/jp_state.h"
+#include "hooks/engine/runtime.h"
 #include "hooks/engine/selftest.h"
 
 #include <stdlib.h>
@@ -190,8 +191,14 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static void count_failed_hook(void)
+{
+    moor_runtime_count("moor_hook_errors_total", 1);
+}
+
 int moor_py_loading_init(PyObject *module)
 {
     moor_jp_set_log(log_to_library);
+    moor_jp_set_count(count_failed_hook);
     return PyModule_AddFunctions(module, functions);
 }

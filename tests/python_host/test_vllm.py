@@ -101,7 +101,7 @@ OUTPUTS = """
     from types import SimpleNamespace as Namespace
 
     class RequestState:
-        request_id, prompt_len = "a", 5
+        request_id, prompt_len, queue = "a", 5, None
 
         def __init__(self):
             self.detokenizer = Namespace(num_output_tokens=lambda: 3)
@@ -609,7 +609,7 @@ class Children(Front):
             """), ["HF_HOME MOOR_CONFIG MOOR_DIR MOOR_INSTANCE True"])
 
 
-OUTPUTS = """
+QUEUED = """
     from types import SimpleNamespace as Namespace
 
     class RequestState:
@@ -637,7 +637,7 @@ ANSWERS = """
 
 class Delivery(Adapter):
     package = "vllm"
-    modules = {"v1/engine/async_llm.py": ANSWERS, "v1/engine/output_processor.py": OUTPUTS}
+    modules = {"v1/engine/async_llm.py": ANSWERS, "v1/engine/output_processor.py": QUEUED}
 
     def test_no_delivery_waits_in_the_event_loop(self):
         self.assertEqual(self.program(DELIVERING + """
@@ -647,7 +647,7 @@ class Delivery(Adapter):
     from vllm.v1.engine.output_processor import RequestState
 
     parallel = Namespace(rank=0, world_size=1, data_parallel_rank=0, tensor_parallel_size=1, pipeline_parallel_size=1)
-    llm = AsyncLLM(vllm_config=Namespace(additional_config={}, parallel_config=parallel))
+    llm = AsyncLLM(vllm_config=Namespace(additional_config={"moor": {"record": {"always": True}}}, parallel_config=parallel))
 
     async def answer():
         return [[o.routed_experts for o in item.outputs] async for item in llm.generate("", Namespace(n=2), "a")]
