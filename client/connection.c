@@ -54,6 +54,7 @@ struct moor_connection {
     int dead, reading, writing;
     int kept;          /* dead, but the server shall not know: records are being read under its leases */
     int hung;          /* dead because nothing was answered in time */
+    short sign;        /* what poll says of the socket when it is worth another look */
     int stirred;       /* and something came after all */
     uint64_t again_ns; /* without a socket: when to look again */
     char why[160];     /* it is dead */
@@ -90,10 +91,14 @@ static void give_up_locked(moor_connection *connection, const char *why)
     pthread_cond_broadcast(&connection->changed);
 }
 
-/* The store may only sleep, or be stopped: moor_connection_stirs tells when it is back. */
-static void give_up_hung_locked(moor_connection *connection, const char *why)
+/* The store may only sleep, or be stopped: moor_connection_stirs tells when it is back. sign: what poll will say then. POLLIN, for an answer;
+ * POLLOUT where it took no whole message, which it will never answer. */
+static void give_up_hung_locked(moor_connection *connection, short sign, const char *why)
 {
-    connection->hung |= !connection->dead;
+    if (!connection->dead) {
+        connection->hung = 1;
+        connection->sign = sign;
+    }
     give_up_locked(connection, why);
 }
 
@@ -141,7 +146,7 @@ int moor_connection_stirs(moor_connection *connection)
     else if (!stirs && !connection->reading) { /* else the reader finds it */
         connection->reading = 1;
         pthread_mutex_unlock(&connection->mutex);
-        struct pollfd poll_fd = {connection->inherit.fd, POLLIN, 0};
+        struct pollfd poll_fd = {connection->inherit.fd, (short)(POLLIN | connection->sign), 0};
         stirs = poll(&poll_fd, 1, 0) > 0;
         pthread_mutex_lock(&connection->mutex);
         connection->reading = 0;
@@ -440,7 +445,7 @@ static enum moor_sent send_locked(moor_connection *connection, const moor_wire_h
         if (!patient && interrupted(connection))
             return MOOR_UNSENT;
         if (moor_now_ns() >= deadline_ns)
-            give_up_hung_locked(connection, "the store took no message until the deadline");
+            give_up_hung_locked(connection, POLLOUT, "the store took no message until the deadline");
     }
     if (connection->dead)
         return MOOR_UNSENT;
@@ -451,7 +456,7 @@ static enum moor_sent send_locked(moor_connection *connection, const moor_wire_h
     pthread_mutex_lock(&connection->mutex);
     connection->writing = 0;
     if (sent == MOOR_STUCK && late)
-        give_up_hung_locked(connection, "the store took no message until the deadline");
+        give_up_hung_locked(connection, POLLOUT, "the store took no message until the deadline");
     else if (sent == MOOR_STUCK)
         give_up_locked(connection, "interrupted in the middle of a message");
     close_if_unused(connection);
@@ -466,7 +471,7 @@ static void wait_done(moor_connection *connection, struct call *call, uint64_t d
 {
     while (!interrupted(connection) && !call->done && !connection->dead) {
         if (moor_now_ns() >= deadline_ns) {
-            give_up_hung_locked(connection, "the store did not answer in time");
+            give_up_hung_locked(connection, POLLIN, "the store did not answer in time");
         } else if (connection->reading) {
             wait_changed(connection, moor_interrupt_slice(deadline_ns));
         } else {
@@ -658,7 +663,7 @@ static moor_status connect_to(moor_connection *connection, int dir_fd, const cha
         if (err == EAGAIN && moor_now_ns() >= deadline_ns) {
             connection->again_ns = moor_now_ns() + AGAIN_S * 1000000000ull;
             moor_inherit_close(&connection->inherit);
-            give_up_hung_locked(connection, "its queue of newcomers is full"); /* nobody else has it yet */
+            give_up_hung_locked(connection, POLLIN, "its queue of newcomers is full"); /* nobody else has it yet */
             return moor_fail(MOOR_E_TIMEOUT, "%s: its queue of newcomers is full", path);
         }
         if (err != EAGAIN)

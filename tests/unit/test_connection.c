@@ -147,11 +147,63 @@ static void greetings_from_both_sides_of_their_bounds(void **state)
         }
 }
 
+/* ---- a store that hangs ------------------------------------------------------------------------------------------ */
+
+static moor_connection *connected(int fds[2])
+{
+    moor_connection *connection;
+    assert_int_equal(allocate("x", &connection), MOOR_OK);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    connection->inherit.fd = fds[0];
+    return connection;
+}
+
+static void a_store_that_did_not_answer_stirs_when_it_does(void **state)
+{
+    (void)state;
+    int fds[2];
+    void *payload;
+    size_t n;
+    moor_connection *connection = connected(fds);
+    assert_int_equal(
+        moor_connection_call(connection, MOOR_WIRE_STATS, NULL, 0, NULL, 0, moor_now_ns() + 20000000u, &payload, &n),
+        MOOR_E_CLOSED);
+    assert_int_equal(moor_connection_hung(connection), 1);
+    assert_int_equal(moor_connection_stirs(connection), 0); /* that there is room for more says nothing */
+    assert_int_equal(send(fds[1], "x", 1, MSG_NOSIGNAL), 1);
+    assert_int_equal(moor_connection_stirs(connection), 1);
+    moor_connection_disown(connection);
+    close(fds[1]);
+}
+
+/* What it has of the message it will never answer. */
+static void a_store_that_took_no_message_stirs_when_it_takes_some(void **state)
+{
+    (void)state;
+    static char large[4 << 20];
+    int fds[2];
+    void *payload;
+    size_t n;
+    moor_connection *connection = connected(fds);
+    assert_int_equal(moor_connection_call(connection, MOOR_WIRE_SESSION_INSERT, large, sizeof(large), NULL, 0,
+                                          moor_now_ns() + 20000000u, &payload, &n),
+                     MOOR_E_CLOSED);
+    assert_int_equal(moor_connection_hung(connection), 1);
+    assert_int_equal(moor_connection_stirs(connection), 0);
+    while (recv(fds[1], large, sizeof(large), MSG_DONTWAIT) > 0)
+        ;
+    assert_int_equal(moor_connection_stirs(connection), 1);
+    moor_connection_disown(connection);
+    close(fds[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tags_go_around_without_0),
         cmocka_unit_test(greetings_from_both_sides_of_their_bounds),
+        cmocka_unit_test(a_store_that_did_not_answer_stirs_when_it_does),
+        cmocka_unit_test(a_store_that_took_no_message_stirs_when_it_takes_some),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
