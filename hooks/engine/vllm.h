@@ -60,6 +60,8 @@ int moor_vllm_is_off(PyObject *part);
 
 /* vllm_front.c */
 int moor_vllm_front_init(moor_jp_call *call);
+/* The engine of this configuration is the one that Moor serves: whether its server asks for routes, what its routes are. */
+void moor_vllm_front_serves(PyObject *vllm_config);
 int moor_vllm_aux_output_before(moor_jp_call *call);
 int moor_vllm_generate_before(moor_jp_call *call);
 int moor_vllm_generate_item(moor_jp_call *call);

@@ -10,12 +10,15 @@ static int server_asks; /* for the routes of every request: vLLM has no request 
 
 int moor_vllm_front_init(moor_jp_call *call)
 {
-    PyObject *config = moor_jp_param(call, 0);
+    return moor_vllm_join(MOOR_ROLE_FRONTEND, moor_jp_param(call, 0)) < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
+}
+
+void moor_vllm_front_serves(PyObject *config)
+{
     moor_runtime_get()->acknowledge_route =
         "POST /collective_rpc {\"method\": \"" MOOR_VLLM_ACKNOWLEDGE "\"}, where the server has its development routes";
     server_asks = moor_py_true(config, "aux_output_config.enable_return_routed_experts", 0) ||
                   moor_py_true(config, "model_config.enable_return_routed_experts", 0);
-    return moor_vllm_join(MOOR_ROLE_FRONTEND, config) < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
 }
 
 /* Moor will fill the field of this server's requests. Everything else that vLLM says against its switch is left to vLLM. */

@@ -45,6 +45,7 @@ int moor_vllm_owner_before(moor_jp_call *call)
         return MOOR_JP_RAISE;
     if (!rt->process)
         return MOOR_JP_OK;
+    moor_vllm_front_serves(vllm_config);
     if (served) /* what the last one had said holds for it alone */
         rt->api->recording_off(rt->process, NULL);
     PyObject *weakref = PyImport_ImportModule("weakref");

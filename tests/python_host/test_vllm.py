@@ -693,11 +693,13 @@ class Field(Adapter):
 
             respond()
             config.model_config.enable_return_routed_experts = True  # 0.24
-            AsyncLLM(vllm_config=config)
+            llm = None  # the next one takes its place
+            llm = AsyncLLM(vllm_config=config)
             respond()
             del config.model_config.enable_return_routed_experts
             config.aux_output_config = Namespace(enable_return_routed_experts=True)
-            AsyncLLM(vllm_config=config)
+            llm = None  # the next one takes its place
+            llm = AsyncLLM(vllm_config=config)
             respond()
             """, config)
 
