@@ -163,11 +163,13 @@ class Hooks(Case):
 
     def test_lazy(self):
         """It stays lazy until it is used, and is seen then."""
-        for place in 1, 0:
-            with self.subTest(place=place), self.hook(self.wrapped(importlib.util.LazyLoader), place):
+        for place, rescan in (1, True), (0, True), (1, False), (0, False):
+            with (self.subTest(place=place, rescan=rescan),
+                  self.hook(self.wrapped(importlib.util.LazyLoader), place)):
                 module = importlib.import_module(NAME)
                 self.lazy(module)
-                _jphost.rescan()  # looks at every module, and leaves it lazy
+                if rescan:  # looks at every module, and leaves it lazy
+                    _jphost.rescan()
                 self.lazy(module)
                 self.sees(module)
 
