@@ -9,8 +9,8 @@
 static const char *const seeds[] = {
     "{}",
     "{\"instance\":\"a-${HOME}\",\"dir\":\"/tmp\",\"on_error\":\"strict\",\"log\":\"debug\"}",
-    "{\"record\":{\"enabled\":true,\"deliver\":\"ref\",\"always\":true,\"arena_bytes\":\"64MiB\",\"validate\":\"seal\"}}",
-    "{\"record\":{\"keep_s\":1.5,\"keep_bytes\":7}}",
+    "{\"record\":{\"enabled\":true,\"deliver\":\"ref\",\"arena_bytes\":\"64MiB\",\"validate\":\"seal\"}}",
+    "{\"record\":{\"always\":true,\"keep_s\":1.5,\"keep_bytes\":7}}",
     "{\"gate\":{\"mode\":\"enforce\",\"drain_timeout_s\":2},\"barrier\":{\"external\":3,\"spin_us\":\"${USER}\"}}",
     "{\"cleanup\":{\"mode\":\"light\",\"escalate_free_bytes\":1e9},\"weights\":{\"transport\":\"auto\"}}",
 };

@@ -15,13 +15,6 @@
 
 static PyObject *hooks; /* {(name, phase): function} */
 
-/* The adapters' runtime, which counts for `moor status`, is not in this module. */
-void moor_runtime_count(const char *name, uint64_t delta)
-{
-    (void)name;
-    (void)delta;
-}
-
 /* ---- callbacks ---- */
 
 static void put(PyObject *dict, const char *key, PyObject *value)
