@@ -198,7 +198,7 @@ static void S1_12_a_ref_of_stages_has_one_part_each(void **state)
     actor_say(&consumer, "MOOR_E_INVALID", "resolve %s+", half);
 }
 
-static void S1_24_a_ref_of_stages_has_the_same_rows_of_each(void **state)
+static void S1_27_a_ref_of_stages_has_the_same_rows_of_each(void **state)
 {
     (void)state;
     actor stage[2], consumer;
@@ -285,7 +285,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(S1_12_a_row_of_two_weight_epochs_is_missing, actors_begin, actors_end),
         cmocka_unit_test_setup_teardown(S1_12_cuts_events_and_claims_go_to_every_stage, actors_begin, actors_end),
         cmocka_unit_test_setup_teardown(S1_12_a_ref_of_stages_has_one_part_each, actors_begin, actors_end),
-        cmocka_unit_test_setup_teardown(S1_24_a_ref_of_stages_has_the_same_rows_of_each, actors_begin, actors_end),
+        cmocka_unit_test_setup_teardown(S1_27_a_ref_of_stages_has_the_same_rows_of_each, actors_begin, actors_end),
         cmocka_unit_test_setup_teardown(S1_12_replicas_of_stages_are_told_apart, actors_begin, actors_end),
         cmocka_unit_test_setup_teardown(S1_12_without_a_stage_there_is_no_record, actors_begin, actors_end),
     };

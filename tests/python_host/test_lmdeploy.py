@@ -244,7 +244,7 @@ class Requests(Engine):
             """ + "".join(f"\n            asyncio.run(give_up{call})" for call in calls))
 
     def test_a_hidden_stop_token_has_no_row_in_the_ref(self):
-        """S1.24: LMDeploy takes its row off an array, and leaves a text as it is."""
+        """S1.27: LMDeploy takes its row off an array, and leaves a text as it is."""
         ref = "moor1:h:default:0.0000002a:0000000000000001:u8:8x4x4"
         self.assertEqual(self.program(f"""
             import asyncio
@@ -378,7 +378,7 @@ class Delivery(Engine):
         self.assertGreater(waited[7], 0.9)
 
     def test_who_asked_gets_it(self):
-        """S1.23: whose routes are put into the response, and that the sequence keeps none of its own."""
+        """S1.26: whose routes are put into the response, and that the sequence keeps none of its own."""
         ask = """
             from lmdeploy.pytorch.messages import SamplingParam
             for asked in (True, False):

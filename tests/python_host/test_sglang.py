@@ -327,11 +327,11 @@ class Field(Adapter):
             """, config)
 
     def test_who_asked_gets_it(self):
-        """S1.23"""
+        """S1.26"""
         self.assertEqual(self.fields('{"gate": {"mode": "off"}}'), ["0", "0", "1", "3"])
 
     def test_always_is_for_all(self):
-        """S1.23; each of a batch is tried."""
+        """S1.26; each of a batch is tried."""
         self.assertEqual(self.fields('{"gate": {"mode": "off"}, "record": {"always": true}}'), ["1", "3", "4", "6"])
 
 

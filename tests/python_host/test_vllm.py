@@ -704,12 +704,12 @@ class Field(Adapter):
             """, config)
 
     def test_the_servers_switch_asks_for_all(self):
-        """S1.23: who did not ask has the engine's response, to which Moor adds nothing. What cannot be delivered is no field, not the zeros that
+        """S1.26: who did not ask has the engine's response, to which Moor adds nothing. What cannot be delivered is no field, not the zeros that
         0.24's own capture says on a CPU."""
         self.assertEqual(self.fields("{}"), ["zeros 0", "None 1", "None 2"])
 
     def test_always_asks_as_well(self):
-        """S1.23"""
+        """S1.26"""
         self.assertEqual(self.fields('{"record": {"always": true}}'), ["None 1", "None 2", "None 3"])
 
     def test_nobody_is_asked_where_nothing_is_delivered(self):
@@ -726,13 +726,13 @@ class Field(Adapter):
             """, config)[0]
 
     def test_a_switch_that_the_engine_refuses_is_moors(self):
-        """S1.23: on a CPU, where the engine's own capture does not run and Moor's does. It goes to the other processes with Moor's section."""
+        """S1.26: on a CPU, where the engine's own capture does not run and Moor's does. It goes to the other processes with Moor's section."""
         self.assertEqual(self.start_with("{}"), "{'moor': {'record': {'always': True}}} False")
         self.assertEqual(self.start_with("{}", 'moor={"record": {"deliver": "ref"}}'),
                          "{'moor': {'record': {'deliver': 'ref', 'always': True}}} False")
 
     def test_a_switch_that_moor_could_not_keep_stays_the_engines(self):
-        """S1.23"""
+        """S1.26"""
         refused = "ValueError it requires the other model runner"
         for config, arguments in (("{}", 'device="cuda"'), ("{}", "moe=False"), ("{}", 'runner="pooling"'),
                                   ('{"record": {"deliver": "none"}}', ""), ('{"record": {"enabled": false}}', "")):

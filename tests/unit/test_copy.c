@@ -161,7 +161,7 @@ static void refs_are_read_exactly(void **state)
     assert_int_equal(moor_ref_parse(NULL, 0, &ref), MOOR_E_INVALID);
 }
 
-static void S1_24_a_ref_of_a_part(void **state)
+static void S1_27_a_ref_of_a_part(void **state)
 {
     (void)state;
     moor_ref ref;
@@ -199,7 +199,7 @@ int main(void)
         cmocka_unit_test(readers_stop_at_the_end),
         cmocka_unit_test(large_replies_must_be_what_they_say),
         cmocka_unit_test(refs_are_read_exactly),
-        cmocka_unit_test(S1_24_a_ref_of_a_part),
+        cmocka_unit_test(S1_27_a_ref_of_a_part),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

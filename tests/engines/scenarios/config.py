@@ -32,7 +32,7 @@ def check_mistakes_are_named(lab):
             ended.result()
 
 
-@proves("Done when: second server with the same instance name", "SEMANTICS 4.11", "DESIGN: processes", "S1.23")
+@proves("Done when: second server with the same instance name", "SEMANTICS 4.11", "DESIGN: processes", "S1.26")
 def check_names_that_are_taken(lab):
     """A live server has "default": who asks for it by name is refused, who does not gets a suffix; the first is not disturbed.
     Neither server is asked for routes, and the second one gives them always."""

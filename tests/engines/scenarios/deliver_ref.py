@@ -41,14 +41,14 @@ def rows_of_the_field(lab, c, start=0):
         return direct.rows
 
 
-@proves("S1.24", "S1.20")
+@proves("S1.27", "S1.20")
 def check_a_ref_leaves_out_what_the_request_leaves_out(lab):
     lab.need("prompt_start")
     c = lab.one([5, 6, 7, 8, 9, 10], 5, **lab.client.from_row(4))
     require(rows_of_the_field(lab, c, 4) == c.rows, "the record is not whole")
 
 
-@proves("S1.24", "S1.18")
+@proves("S1.27", "S1.18")
 def check_a_ref_ends_where_the_client_does(lab):
     """A stop token that the response does not show has a row in the record, and none in the field."""
     whole = lab.one([31, 32, 33], 12)

@@ -40,7 +40,7 @@ def check_prompt_start_cuts_the_response_only(lab):
         require(record.rows == c.rows, f"{record.rows} rows of {c.rows}")
 
 
-@proves("S1.23")
+@proves("S1.26")
 def check_who_did_not_ask_gets_no_field(lab):
     """The response is then what the engine made; the record is there all the same. (vLLM's server asks: `config`.)"""
     lab.need("ask")

@@ -109,7 +109,7 @@ class Open(ApiTest):
         self.assertEqual(out.strip(), f"a {ids(0, 6)}")
 
     def test_a_ref_of_a_part(self):
-        """S1.24: R rows from row START on; rows, missing ranges and versions are those of the part, in a copy that travels, too."""
+        """S1.27: R rows from row START on; rows, missing ranges and versions are those of the part, in a copy that travels, too."""
         self.server("record", "a", 0, 10, 0)
         self.server("touch", "two")
         self.server("record", "a", 10, 20, 0, "missing")
