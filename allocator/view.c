@@ -180,17 +180,29 @@ static moor_status ambiguous(const char *id, uint32_t id_len, const match *found
                      used >= sizeof(text) ? "…" : "");
 }
 
-static moor_status one_of(const moor_records *records, const char *id, uint32_t id_len, match *out)
+/* Of several the newest that has the id from the core: the engine delivers to the request that it answers, whoever had the id before. */
+static const match *newest_own(const char *id, uint32_t id_len, const match *found, uint32_t n)
+{
+    const match *newest = NULL;
+    for (const match *m = found; m < found + n; m++)
+        if (m->record->id_len == id_len && !memcmp(m->record->id, id, id_len) &&
+            (!newest || newest->record->created < m->record->created))
+            newest = m;
+    return newest;
+}
+
+static moor_status one_of(const moor_records *records, const char *id, uint32_t id_len, int newest, match *out)
 {
     match *found;
     uint32_t n;
     moor_status status = look_up(records, id, id_len, &found, &n);
     if (status)
         return status;
-    if (n > 1)
-        status = ambiguous(id, id_len, found, n);
+    const match *one = n == 1 ? found : newest ? newest_own(id, id_len, found, n) : NULL;
+    if (one)
+        *out = *one;
     else
-        *out = found[0];
+        status = ambiguous(id, id_len, found, n);
     moor_heap_free(found);
     return status;
 }
@@ -200,7 +212,7 @@ moor_status moor_records_find(moor_records *records, const char *id, uint32_t id
     match found;
     moor_records_lock(records);
     moor_seal_drain(records, moor_now_ns());
-    moor_status status = one_of(records, id, id_len, &found);
+    moor_status status = one_of(records, id, id_len, 0, &found);
     if (!status)
         /* NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): set where the call says MOOR_OK */
         *out = moor_slot_handle(found.record);
@@ -254,7 +266,7 @@ moor_status moor_records_open(moor_records *records, uint64_t client, const char
     match found;
     moor_records_lock(records);
     moor_seal_drain(records, moor_now_ns());
-    moor_status status = one_of(records, id, id_len, &found);
+    moor_status status = one_of(records, id, id_len, (flags & MOOR_OPEN_PREFIX) != 0, &found);
     if (!status) {
         /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): set where the call says MOOR_OK */
         uint64_t end = found.record->accepted; /* speculative rows may still be taken back: nobody sees them */

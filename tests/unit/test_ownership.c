@@ -293,6 +293,24 @@ static void S1_22_keep_bytes_counts_what_it_may_free(void **state)
     lab_close(&lab);
 }
 
+static void the_engine_delivers_the_newest_of_an_id(void **state)
+{
+    (void)state;
+    lab_store lab;
+    lab_open(&lab);
+    moor_view *view = NULL;
+    lab_run(&lab, "a", 5, 0);
+    lab_run(&lab, "a", 7, 0);
+    lab_run(&lab, "b", 3, 0);
+    assert_status(moor_records_alias(lab.records, "b", 1, "a", 1, 0),
+                  MOOR_OK); /* another one's name is no id of the core's */
+    assert_status(moor_records_open(lab.records, 1, "a", 1, 0, 0, &view), MOOR_E_AMBIGUOUS);
+    assert_status(moor_records_open(lab.records, 1, "a", 1, MOOR_OPEN_PREFIX, 7, &view), MOOR_OK);
+    assert_int_equal(view->rows, 7);
+    lab_unview(&lab, view);
+    lab_close(&lab);
+}
+
 static void prefix_of_an_unsealed_request_can_be_read(void **state)
 {
     (void)state;
@@ -535,6 +553,7 @@ int main(void)
         cmocka_unit_test(S1_22_many_that_stay_do_not_slow_down_those_that_go),
         cmocka_unit_test(S1_22_keep_bytes_frees_the_oldest_first),
         cmocka_unit_test(S1_22_keep_bytes_counts_what_it_may_free),
+        cmocka_unit_test(the_engine_delivers_the_newest_of_an_id),
         cmocka_unit_test(prefix_of_an_unsealed_request_can_be_read),
         cmocka_unit_test(S2_7_a_freed_record_whose_id_is_given_away_goes),
         cmocka_unit_test(an_id_of_several_records_is_ambiguous_and_open_all_orders_them),

@@ -258,7 +258,9 @@ typedef struct moor_record_info {
     }
 
 enum {
-    MOOR_OPEN_PREFIX = 1, /* rows 0…rows-1 of a request that is perhaps not sealed; for delivery by the engine itself */
+    MOOR_OPEN_PREFIX =
+        1, /* rows 0…rows-1 of a request that is perhaps not sealed, of several with this id of the core's the newest; for
+                             delivery by the engine itself */
     MOOR_OPEN_PRIVATE = 2 /* not for forked children: MOOR_E_FORKED there, and what it points to must not be read */
 };
 

@@ -134,13 +134,28 @@ moor_status m_find(model *m, uint32_t id, m_record **out)
     return n > 1 ? MOOR_E_AMBIGUOUS : n ? MOOR_OK : MOOR_E_NOT_FOUND;
 }
 
+/* What the engine delivers to: the newest that has the id from the core. */
+static moor_status m_newest_own(model *m, uint32_t id, m_record **out)
+{
+    m_record *found[M_RECORDS], *newest = NULL;
+    uint32_t n = m_look_up(m, id, found, NULL);
+    id = id == M_NAMES + M_ALIASES - 1 ? 0 : id; /* the last alias is the first name */
+    for (uint32_t i = 0; i < n; i++)
+        if (id < M_NAMES && found[i]->name == id && (!newest || newest->number < found[i]->number))
+            newest = found[i];
+    *out = newest;
+    return newest ? MOOR_OK : MOOR_E_AMBIGUOUS;
+}
+
 moor_status m_open_one(model *m, uint32_t id, uint32_t flags, uint64_t rows, m_record **out, uint64_t *shown)
 {
+    int prefix = flags & MOOR_OPEN_PREFIX;
     moor_status status = m_find(m, id, out);
+    if (status == MOOR_E_AMBIGUOUS && prefix)
+        status = m_newest_own(m, id, out);
     if (status)
         return status;
     m_record *r = *out;
-    int prefix = flags & MOOR_OPEN_PREFIX;
     /* Speculative rows are nobody's to see. */
     if (!r->sealed && (!prefix || r->accepted < rows))
         return MOOR_E_TIMEOUT;
