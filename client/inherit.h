@@ -20,8 +20,8 @@
 
 typedef struct moor_inherit {
     struct moor_inherit *next, **place;
-    int fd;                  /* the socket; -1: none */
-    pid_t reader;            /* the process in which the leases hold: who opened, or a child that has them too */
+    _Atomic int fd;          /* the socket; -1: none */
+    _Atomic pid_t reader;    /* the process in which the leases hold: who opened, or a child that has them too */
     _Atomic uint32_t leases; /* records that are open over it, and that a child would have too */
     _Atomic int handed_on;
     int at_fork; /* between prepare and child: it is */

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../hooks/futex.h"
 #include "../hooks/persist.h"
 
 void moor_saver_init(moor_saver *saver, int wake_fd)
@@ -23,6 +24,7 @@ static void *save_main(void *user)
     atomic_store(&saver->done, 1);
     ssize_t wrote = write(saver->wake_fd, &one, sizeof(one)); /* a full eventfd wakes as well */
     (void)wrote;
+    moor_futex_raise(&saver->ended);
     return NULL;
 }
 
@@ -39,6 +41,7 @@ moor_status moor_saver_start(moor_saver *saver, moor_store *store, uint64_t clie
     memcpy(saver->dir, dir, n);
     saver->dir[n] = 0;
     atomic_store(&saver->done, 0);
+    atomic_store(&saver->ended, 0);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int err = pthread_create(&saver->thread, NULL, save_main, saver);
@@ -64,13 +67,16 @@ int moor_saver_take(moor_saver *saver, moor_saved *out)
     return 1;
 }
 
-int moor_saver_stop(moor_saver *saver, const struct timespec *deadline)
+int moor_saver_stop(moor_saver *saver, uint64_t deadline_ns)
 {
     if (!saver->busy)
         return 1;
     atomic_store(&saver->cancel, 1);
-    if (pthread_clockjoin_np(saver->thread, NULL, CLOCK_MONOTONIC, deadline))
+    while (!atomic_load(&saver->ended) && moor_now_ns() < deadline_ns)
+        moor_futex_wait(&saver->ended, 0, deadline_ns);
+    if (!atomic_load(&saver->ended))
         return 0;
+    pthread_join(saver->thread, NULL);
     saver->busy = 0;
     return 1;
 }

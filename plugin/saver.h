@@ -28,6 +28,7 @@ typedef struct moor_saved {
 typedef struct moor_saver {
     int wake_fd, busy; /* busy: the server's thread only */
     _Atomic int done, cancel;
+    _Atomic uint32_t ended; /* a futex: the thread does nothing more. A join has no deadline of a monotonic clock that ThreadSanitizer knows */
     pthread_t thread;
     moor_store *store;
     uint64_t deadline_ns;
@@ -41,7 +42,7 @@ moor_status moor_saver_start(moor_saver *saver, moor_store *store, uint64_t clie
                              const char *dir, size_t n, uint64_t deadline_ns);
 /* Empties the wake descriptor. 1: a snapshot ended, *out says how. */
 int moor_saver_take(moor_saver *saver, moor_saved *out);
-/* Gives up what is being written, until the deadline (CLOCK_MONOTONIC). 1: no thread is left. */
-int moor_saver_stop(moor_saver *saver, const struct timespec *deadline);
+/* Gives up what is being written, until the deadline (moor_now_ns). 1: no thread is left. */
+int moor_saver_stop(moor_saver *saver, uint64_t deadline_ns);
 
 #endif

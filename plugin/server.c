@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "../allocator/forkfd.h"
+#include "../hooks/futex.h"
 #include "../hooks/persist.h"
 #include "address.h"
 #include "peer.h"
@@ -49,6 +50,7 @@ typedef struct moor_server {
     moor_address address;
     int wake_fd;
     _Atomic int stop;
+    _Atomic uint32_t ended; /* as in saver.h */
     uint64_t next_client, accept_again_ns, next_expire_ns;
     uint32_t n;
     struct connection connections[MAX_CLIENTS];
@@ -280,6 +282,7 @@ static void *server_main(void *user)
     }
     while (server->n)
         connection_close(server, server->n - 1);
+    moor_futex_raise(&server->ended);
     return NULL;
 }
 
@@ -339,18 +342,18 @@ static int server_stop(moor_store *store)
 {
     moor_server *server = store->server;
     uint64_t one = 1;
-    struct timespec deadline;
+    uint64_t deadline_ns = moor_now_ns() + STOP_MS * 1000000ull;
     atomic_store(&server->stop, 1);
     ssize_t wrote = write(server->wake_fd, &one, sizeof(one)); /* a full eventfd wakes as well */
     (void)wrote;
-    clock_gettime(CLOCK_MONOTONIC, &deadline);
-    deadline.tv_sec += STOP_MS / 1000;
-    int err = pthread_clockjoin_np(server->thread, NULL, CLOCK_MONOTONIC, &deadline);
-    if (err || !moor_saver_stop(&server->saver, &deadline)) {
+    while (!atomic_load(&server->ended) && moor_now_ns() < deadline_ns)
+        moor_futex_wait(&server->ended, 0, deadline_ns);
+    if (!atomic_load(&server->ended) || !moor_saver_stop(&server->saver, deadline_ns)) {
         moor_log(MOOR_LOG_ERROR, "store %u: its thread did not end within %d s; its memory is left to it",
                  store->store_index, STOP_MS / 1000);
         return 0;
     }
+    pthread_join(server->thread, NULL); /* it has nothing left to do */
     server_free(server);
     store->server = NULL;
     return 1;

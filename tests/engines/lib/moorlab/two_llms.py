@@ -11,7 +11,8 @@ from .async_llm import equal
 def make(model):
     from vllm import LLM
 
-    return LLM(model=model, dtype="float32", skip_tokenizer_init=True, enforce_eager=True, max_model_len=256, block_size=32)
+    return LLM(model=model, dtype="float32", skip_tokenizer_init=True, enforce_eager=True, max_model_len=256, block_size=32,
+               additional_config={"moor": {"record": {"always": True}}})
 
 
 def use(llm):
