@@ -28,7 +28,8 @@ typedef struct moor_saved {
 typedef struct moor_saver {
     int wake_fd, busy; /* busy: the server's thread only */
     _Atomic int done, cancel;
-    _Atomic uint32_t ended; /* a futex: the thread does nothing more. A join has no deadline of a monotonic clock that ThreadSanitizer knows */
+    _Atomic uint32_t
+        ended; /* a futex: the thread does nothing more. A join has no deadline of a monotonic clock that ThreadSanitizer knows */
     pthread_t thread;
     moor_store *store;
     uint64_t deadline_ns;
