@@ -2,7 +2,7 @@
 """record.deliver = ref: the engine's own field carries a short string that names the record."""
 from moorlab.scenario import ALL, Group, proves, require
 
-GROUP = Group(moor={"record": {"deliver": "ref"}}, engines=(*ALL, "vllm024"),
+GROUP = Group(moor={"record": {"deliver": "ref"}}, engines=ALL,
               options={"sglang": {"overlap": False}})  # everywhere else the overlap scheduler runs
 
 
