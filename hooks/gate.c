@@ -521,6 +521,8 @@ static moor_status await_sessions(const moor_member *member, double timeout)
         uint32_t seen = atomic_load(&state->gate.settled);
         uint64_t now = moor_now_ns();
         moor_weights_close_dead(member); /* before the look: who looks once, too, learns that it ended badly */
+        if (atomic_load(&state->gate.word) & POISONED)
+            return fail_poisoned(state, "reopen"); /* whatever is open: this is what the caller has to know */
         if (!moor_weights_sessions(state, who, sizeof(who)))
             return MOOR_OK;
         if (now >= deadline)

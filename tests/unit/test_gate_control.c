@@ -160,6 +160,22 @@ static void S4_4_the_error_says_what_happened_and_the_ways_out(void **state)
     assert_ok(moor_gate_reopen(process, 0));
 }
 
+/* A trainer that died left its update open, the next one's failed: that it is open is not what a resume has to be told. */
+static void S4_4_poison_is_told_before_an_update_that_is_open(void **state)
+{
+    (void)state;
+    assert_ok(moor_gate_seal(process));
+    assert_ok(moor_weights_begin(process, MOOR_WEIGHTS_UPDATE));
+    assert_ok(moor_weights_begin(process, MOOR_WEIGHTS_UPDATE));
+    assert_ok(moor_weights_end(process, 0, "one is open"));
+    assert_int_equal(moor_gate_reopen(process, 0), MOOR_E_POISONED);
+    assert_non_null(strstr(moor_last_error(), "one is open"));
+    assert_ok(moor_gate_acknowledge(process));
+    assert_int_equal(moor_gate_reopen(process, 0), MOOR_E_TIMEOUT);
+    assert_ok(moor_weights_end(process, 1, NULL));
+    assert_ok(moor_gate_reopen(process, 0));
+}
+
 static void S4_4_unknown_outcome_poisons_until_acknowledged(void **state)
 {
     (void)state;
@@ -431,6 +447,7 @@ int main(void)
         ENFORCED(S4_8_keeping_ends_a_drain),
         ENFORCED(S4_3_drain_ends_when_the_last_one_settles),
         ENFORCED(S4_4_the_error_says_what_happened_and_the_ways_out),
+        ENFORCED(S4_4_poison_is_told_before_an_update_that_is_open),
         ENFORCED(S4_4_unknown_outcome_poisons_until_acknowledged),
         ENFORCED(S4_4_poison_wakes_a_drain),
         ENFORCED(S4_5_install_only_when_drained_or_kept),
