@@ -76,10 +76,10 @@ def check_a_trainer_that_knows_only_the_engine(lab):
             over_a_new_connection(lab, call)
             raise Failure("an update inside an update, and a resume after it, succeeded")
         except HttpError as e:
-            told = str(e)
+            told = e.body if isinstance(e.body, str) else e.body.decode()
     for way in ("s ago: weight update failed", "moor gate acknowledge", ".gate.acknowledge()", "POST /collective_rpc"):
         require(way in told, f"the error does not say {way!r}: {told}")
-    answer = over_a_new_connection(lab, lab.client.collective_rpc, "moor_gate_acknowledge").json()
+    answer = over_a_new_connection(lab, lab.client.collective_rpc, "moor_gate_acknowledge")
     require("weight update failed" in str(answer), f"{answer}")
     status = lab.store.gate.status()
     require(not status["poisoned"] and status["state"] != "open", f"{status}")
