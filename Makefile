@@ -7,7 +7,8 @@
 
 BUILD ?= build
 JOBS ?= $(shell nproc)
-CTEST = ctest --output-on-failure --no-tests=error -j $(JOBS)
+# One more than there are cores: a server of two ranks waits for a third of its time, and a test of processes for most of it.
+CTEST = ctest --output-on-failure --no-tests=error -j $(shell expr $(JOBS) + 1)
 FUZZ_SECONDS ?= 60
 ENGINE ?= vllm
 own = $(shell git ls-files '*.c' '*.h')
