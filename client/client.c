@@ -461,7 +461,7 @@ uint64_t moor_client_patience_ns(const moor_client *client)
     return client->patience_ns;
 }
 
-moor_status moor_client_store_stats(moor_client *client, double timeout, char **json)
+moor_status moor_client_store_stats(moor_client *client, char **json)
 {
     moor_connection *connections[MOOR_CLIENT_STORES];
     moor_wire_buffer text = {0};
@@ -471,12 +471,12 @@ moor_status moor_client_store_stats(moor_client *client, double timeout, char **
         give_all(connections, n);
     if (status)
         return status;
-    uint64_t deadline_ns = moor_deadline_of(timeout);
     moor_wire_put(&text, "[", 1);
     for (uint32_t i = 0; i < n && !status; i++) {
         void *payload = NULL;
         size_t size = 0;
-        status = moor_connection_call(connections[i], MOOR_WIRE_STATS, NULL, 0, NULL, 0, deadline_ns, &payload, &size);
+        status = moor_connection_call(connections[i], MOOR_WIRE_STATS, NULL, 0, NULL, 0,
+                                      moor_now_ns() + client->patience_ns, &payload, &size);
         if (!status) {
             moor_wire_put(&text, ",", i > 0);
             moor_wire_put(&text, payload, size);
