@@ -77,7 +77,7 @@ static void a_store_that_hung_is_found_again(void **state)
     start_consumer(&consumer);
     remove_files();
     actor_say(&consumer, "ok first rows=10", "open first 1");
-    assert_int_equal(kill(server.pid, SIGSTOP), 0);
+    actor_stop(&server);
     actor_say(&consumer, "MOOR_E_CLOSED", "open nobody 0");
     assert_int_equal(kill(server.pid, SIGCONT), 0);
     record(&server, "second", 20);
