@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "forkfd.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -34,27 +36,45 @@ static void register_fork(void)
     once_error = pthread_atfork(before_fork, after_fork_parent, after_fork_child);
 }
 
-moor_status moor_forkfd_add(int fd)
+/* With the mutex, and room for one more; -1 with errno and without it. */
+static int begin(void)
 {
-    moor_status status = MOOR_OK;
     pthread_once(&once, register_fork);
-    if (once_error)
-        return moor_fail_errno(MOOR_E_NOMEM, once_error, "pthread_atfork");
+    if (once_error) {
+        errno = once_error;
+        return -1;
+    }
     pthread_mutex_lock(&mutex);
     if (used == room) {
         size_t more = room ? 2 * room : 16;
         int *grown = realloc(fds, more * sizeof(*fds));
-        if (grown) {
-            fds = grown;
-            room = more;
+        if (!grown) {
+            pthread_mutex_unlock(&mutex);
+            errno = ENOMEM;
+            return -1;
         }
+        fds = grown;
+        room = more;
     }
-    if (used < room)
+    return 0;
+}
+
+static int end(int fd)
+{
+    if (fd >= 0)
         fds[used++] = fd;
-    else
-        status = moor_fail(MOOR_E_NOMEM, "no memory for descriptor %d", fd);
     pthread_mutex_unlock(&mutex);
-    return status;
+    return fd;
+}
+
+int moor_forkfd_socket(void)
+{
+    return begin() ? -1 : end(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+}
+
+int moor_forkfd_accept(int listen_fd)
+{
+    return begin() ? -1 : end(accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
 }
 
 void moor_forkfd_close(int fd)

@@ -33,6 +33,7 @@ struct moor_client {
     moor_connection
         *hung[MOOR_CLIENT_STORES]; /* of stores that did not answer: left alone until something comes from them */
     _Atomic int knows_removed;     /* that somebody has removed the directory */
+    _Atomic uint64_t met;          /* bit n: store n has listened when it was asked last */
     struct timespec seen;          /* the directory's mtime when it was last read; 0: read it again */
     moor_client
         *sessions; /* the same without a record ever: its connections, and so what hangs on them, outlive a fork */
@@ -88,10 +89,13 @@ static moor_status connect_store(moor_client *client, uint32_t index, int withou
         without_file ? moor_connection_open_without_file(client->dir_fd, client->where.dir, client->where.name, index,
                                                          deadline_ns, &connection)
                      : moor_connection_open(client->where.dir, client->where.name, index, deadline_ns, &connection);
-    if (status == MOOR_E_CLOSED)
+    if (status == MOOR_E_CLOSED) {
+        atomic_fetch_and(&client->met, ~(1ull << index));
         return MOOR_OK; /* about to come, or a killed worker's: no store to be asked */
+    }
     if (status && status != MOOR_E_TIMEOUT)
         return status;
+    atomic_fetch_or(&client->met, 1ull << index);
     pthread_mutex_lock(&client->mutex);
     moor_connection **at = status ? &client->hung[index] : &client->stores[index];
     if (!*at) {
@@ -191,16 +195,17 @@ moor_status moor_client_has_files(moor_client *client, const char *what)
 }
 
 /* Its directory was removed, by somebody or by the server that ended. A server that lives is used over the connections that there are;
- * those that are missing are looked for once by the stores' other names, and again when none is left. */
+ * those that are missing are looked for once by the stores' other names, and again when none is left. A store whose connection was handed
+ * on to a child, or which hung, listens still: it is asked again. */
 static moor_status refresh_removed(moor_client *client)
 {
     moor_status status = MOOR_OK;
-    if (atomic_exchange(&client->knows_removed, 1) && any_live(client))
-        return MOOR_OK;
+    int all = !atomic_exchange(&client->knows_removed, 1) || !any_live(client);
+    uint64_t met = atomic_load(&client->met);
     for (uint32_t i = 0; i < MOOR_CLIENT_STORES && !status; i++)
-        if (!known(client, i) && !still_hung(client, i, 1))
+        if ((all || met >> i & 1) && !known(client, i) && !still_hung(client, i, 1))
             status = connect_store(client, i, 1);
-    return status ? status : moor_client_lives(client);
+    return status || !all ? status : moor_client_lives(client);
 }
 
 /* Connects to stores that appeared. Cheap when nothing changed: one fstat. MOOR_E_CLOSED: the instance is gone. */
@@ -456,7 +461,7 @@ uint64_t moor_client_patience_ns(const moor_client *client)
     return client->patience_ns;
 }
 
-moor_status moor_client_store_stats(moor_client *client, double timeout, char **json)
+moor_status moor_client_store_stats(moor_client *client, char **json)
 {
     moor_connection *connections[MOOR_CLIENT_STORES];
     moor_wire_buffer text = {0};
@@ -466,12 +471,12 @@ moor_status moor_client_store_stats(moor_client *client, double timeout, char **
         give_all(connections, n);
     if (status)
         return status;
-    uint64_t deadline_ns = moor_deadline_of(timeout);
     moor_wire_put(&text, "[", 1);
     for (uint32_t i = 0; i < n && !status; i++) {
         void *payload = NULL;
         size_t size = 0;
-        status = moor_connection_call(connections[i], MOOR_WIRE_STATS, NULL, 0, NULL, 0, deadline_ns, &payload, &size);
+        status = moor_connection_call(connections[i], MOOR_WIRE_STATS, NULL, 0, NULL, 0,
+                                      moor_now_ns() + client->patience_ns, &payload, &size);
         if (!status) {
             moor_wire_put(&text, ",", i > 0);
             moor_wire_put(&text, payload, size);

@@ -52,8 +52,9 @@ void moor_client_give(moor_connection **connections, uint32_t n);
 uint64_t moor_client_patience_ns(const moor_client *client); /* how long one answer is waited for */
 const moor_located *moor_client_where(const moor_client *client);
 int moor_client_dir_fd(const moor_client *client);
-/* A JSON array with an object per store; malloc'ed. */
-moor_status moor_client_store_stats(moor_client *client, double timeout, char **json);
+/* A JSON array with an object per store; malloc'ed. Each is waited for with the client's patience, not less: one that is given up is so for
+ * every call of the client. */
+moor_status moor_client_store_stats(moor_client *client, char **json);
 moor_status moor_client_check(const moor_client *client, const char *what);
 /* MOOR_E_CLOSED when its server is gone. */
 moor_status moor_client_lives(moor_client *client);

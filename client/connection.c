@@ -170,7 +170,8 @@ static void end_if_handed_on(moor_connection *connection)
     if (!moor_connection_handed_on(connection))
         return;
     pthread_mutex_lock(&connection->mutex);
-    kill_locked(connection, "a forked child has its leases, too");
+    if (!atomic_load(&connection->users)) /* else one came before the fork, and is the last */
+        kill_locked(connection, "a forked child has its leases, too");
     pthread_mutex_unlock(&connection->mutex);
 }
 
@@ -444,7 +445,7 @@ static enum moor_sent send_locked(moor_connection *connection, const moor_wire_h
             continue;
         if (!patient && interrupted(connection))
             return MOOR_UNSENT;
-        if (moor_now_ns() >= deadline_ns)
+        if (connection->writing && moor_now_ns() >= deadline_ns)
             give_up_hung_locked(connection, POLLOUT, "the store took no message until the deadline");
     }
     if (connection->dead)
@@ -466,11 +467,14 @@ static enum moor_sent send_locked(moor_connection *connection, const moor_wire_h
     return sent == MOOR_GONE ? MOOR_SENT : sent; /* when it is gone, reading finds its last words, or its end */
 }
 
-/* Under the mutex; returns with it. Until the call is done, the connection is dead, or the caller was interrupted. */
+/* Under the mutex; returns with it. Until the call is done, the connection is dead, or the caller was interrupted. Who comes back late from
+ * what interrupts it, or was not run for long, looks once more: that he did not look is not the store's fault. */
 static void wait_done(moor_connection *connection, struct call *call, uint64_t deadline_ns)
 {
+    int looked_late = 0;
     while (!interrupted(connection) && !call->done && !connection->dead) {
-        if (moor_now_ns() >= deadline_ns) {
+        int late = moor_now_ns() >= deadline_ns;
+        if (late && (looked_late || connection->reading)) {
             give_up_hung_locked(connection, POLLIN, "the store did not answer in time");
         } else if (connection->reading) {
             wait_changed(connection, moor_interrupt_slice(deadline_ns));
@@ -479,6 +483,7 @@ static void wait_done(moor_connection *connection, struct call *call, uint64_t d
             pthread_mutex_unlock(&connection->mutex);
             uint64_t until_ns = moor_interrupt_slice(deadline_ns);
             const char *wrong = read_some(connection, until_ns);
+            looked_late = late;
             pthread_mutex_lock(&connection->mutex);
             connection->reading = 0;
             connection->stirred |= connection->dead && moor_now_ns() < until_ns;

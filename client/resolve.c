@@ -69,7 +69,7 @@ static void cache_put(struct cached *entry, int gone)
     }
 }
 
-/* Two threads may attach at the same time; both entries are good, the older one is found from then on. */
+/* Two threads may attach at the same time; both entries are good, the newer one is found from then on. */
 static moor_status cache_attach(const char *instance, double timeout, struct cached **out)
 {
     struct cached *entry = calloc(1, sizeof(*entry));
@@ -111,14 +111,17 @@ static moor_status resolve_one(const moor_ref *ref, double timeout, moor_record 
     if (strcmp(host, ref->host))
         return moor_fail(MOOR_E_NOT_FOUND, "resolve: the ref is of host %s, this is %s", ref->host, host);
     pthread_once(&once, register_fork);
-    for (int attempt = 0; attempt < 2; attempt++) {
+    for (int fresh = 0; !fresh;) {
         struct cached *entry = cache_get(ref->instance);
-        int fresh = !entry;
+        fresh = !entry;
         if (fresh && (status = cache_attach(ref->instance, timeout, &entry)))
             return status;
+        uint64_t begin_ns = moor_now_ns(), patience_ns = moor_client_patience_ns(entry->client);
         status = moor_client_open_handle(entry->client, ref->store_index, ref->nonce, ref->handle, &record);
-        cache_put(entry, status == MOOR_E_CLOSED);
-        if (status != MOOR_E_CLOSED || fresh)
+        /* One that was waited for in vain only hangs: its client remembers that, and another would wait as long. */
+        int gone = status == MOOR_E_CLOSED && moor_now_ns() - begin_ns < patience_ns;
+        cache_put(entry, gone);
+        if (!gone)
             break;
     }
     if (!status && (status = check_shape(ref, record)))
@@ -174,8 +177,8 @@ moor_status moor_resolve(const char *ref, size_t ref_len, double timeout, moor_r
     if (!out || !ref)
         return moor_fail(MOOR_E_INVALID, "resolve: out or the ref is NULL");
     moor_status status = resolve_parts(ref, ref_len, timeout, parts, &n, &rows);
-    if (!status)
-        status = moor_stages_join(parts, &n);
+    if (!status && (status = moor_stages_join(parts, &n)) == MOOR_E_TIMEOUT)
+        status = MOOR_E_INVALID; /* nothing is waited for: the ref lacks a stage */
     if (!status && n != 1)
         status = moor_fail(MOOR_E_INVALID, "resolve: a ref of %u records", n);
     if (!status)
@@ -186,5 +189,5 @@ moor_status moor_resolve(const char *ref, size_t ref_len, double timeout, moor_r
     }
     for (uint32_t i = 0; i < n; i++)
         moor_record_release(parts[i]);
-    return status == MOOR_E_TIMEOUT ? MOOR_E_INVALID : status; /* nothing is waited for: the ref lacks a stage */
+    return status;
 }

@@ -42,13 +42,16 @@ static void put_frames(unsigned char *out, const moor_wire_header *header, const
     } while (left);
 }
 
-/* Until the socket takes more. 0: the deadline passed, or the caller was interrupted; what ends a lease is sent nevertheless. */
+/* Until the socket takes more. 0: the deadline passed, or the caller was interrupted; what ends a lease is sent nevertheless. Who comes
+ * back late from what interrupts it looks once more. */
 static int wait_writable(int fd, uint16_t type, uint64_t deadline_ns)
 {
     int patient = type == MOOR_WIRE_RELEASE;
-    while (moor_now_ns() < deadline_ns && (patient || !moor_interrupted()))
+    for (int late = 0; !late && (patient || !moor_interrupted());) {
+        late = moor_now_ns() >= deadline_ns;
         if (moor_send_wait(fd, POLLOUT, patient ? deadline_ns : moor_interrupt_slice(deadline_ns)))
             return 1;
+    }
     return 0;
 }
 

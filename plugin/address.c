@@ -43,20 +43,15 @@ static void unlock_sockets(int lock)
     close(lock);
 }
 
-static int new_socket(void)
-{
-    return socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-}
-
 /* 1 when somebody listens on the path. */
 static int is_served(const struct sockaddr_un *address)
 {
-    int fd = new_socket();
+    int fd = moor_forkfd_socket();
     if (fd < 0)
         return 1;
     int served = connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0 ||
                  (errno != ECONNREFUSED && errno != ENOENT);
-    close(fd);
+    moor_forkfd_close(fd);
     return served;
 }
 
@@ -66,13 +61,13 @@ static moor_status listen_on_file(const moor_address *address, int *out)
     struct sockaddr_un name = {.sun_family = AF_UNIX};
     int dir_fd = moor_process_dir_fd(address->process);
     memcpy(name.sun_path, address->path, sizeof(address->path));
-    int fd = new_socket();
+    int fd = moor_forkfd_socket();
     if (fd < 0)
         return moor_fail_errno(MOOR_E_IO, errno, "%s: socket", address->path);
     int rc = bind(fd, (struct sockaddr *)&name, sizeof(name));
     if (rc < 0 && errno == EADDRINUSE) {
         if (is_served(&name)) {
-            close(fd);
+            moor_forkfd_close(fd);
             return moor_fail(MOOR_E_EXISTS, "%s is served by a live process", address->path);
         }
         unlinkat(dir_fd, file_name(address), 0); /* of a worker that was killed */
@@ -80,14 +75,8 @@ static moor_status listen_on_file(const moor_address *address, int *out)
     }
     if (rc < 0 || listen(fd, BACKLOG) < 0) {
         int err = errno;
-        close(fd);
+        moor_forkfd_close(fd);
         return moor_fail_errno(MOOR_E_IO, err, "%s cannot be listened on", address->path);
-    }
-    moor_status status = moor_forkfd_add(fd);
-    if (status) {
-        close(fd);
-        unlinkat(dir_fd, file_name(address), 0);
-        return status;
     }
     *out = fd;
     return MOOR_OK;
@@ -100,15 +89,15 @@ static void listen_on_name(moor_address *address)
 {
     struct sockaddr_un name;
     socklen_t size;
-    int fd = new_socket();
+    int fd = moor_forkfd_socket();
     if (fd < 0)
         return;
     if (moor_dirs_abstract_name(moor_process_dir_fd(address->process), address->process->dir, address->store_index,
                                 &name, &size) == 0 &&
-        bind(fd, (struct sockaddr *)&name, size) == 0 && listen(fd, BACKLOG) == 0 && !moor_forkfd_add(fd))
+        bind(fd, (struct sockaddr *)&name, size) == 0 && listen(fd, BACKLOG) == 0)
         address->spare_fd = fd;
     else
-        close(fd);
+        moor_forkfd_close(fd);
 }
 
 moor_status moor_address_open(moor_address *address, const moor_process *process, uint32_t store_index)

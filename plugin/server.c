@@ -120,16 +120,12 @@ static int connection_read(moor_server *server, const struct connection *connect
     return connection_input(server, connection, (size_t)got, now_ns);
 }
 
-/* Descriptors of a new connection are ours from here on, whatever happens. */
+/* fd: of a new connection, ours from here on, whatever happens. */
 static void connection_add(moor_server *server, int fd, uint64_t now_ns)
 {
     struct ucred peer_is = {0};
     socklen_t size = sizeof(peer_is);
     struct connection *connection = &server->connections[server->n];
-    if (moor_forkfd_add(fd)) {
-        close(fd);
-        return;
-    }
     if (moor_peer_create(&server->home, ++server->next_client, &connection->peer)) {
         moor_forkfd_close(fd);
         return;
@@ -153,9 +149,9 @@ static void connection_add(moor_server *server, int fd, uint64_t now_ns)
 static void accept_all(moor_server *server, int listen_fd, uint64_t now_ns)
 {
     while (server->n < MAX_CLIENTS) {
-        int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = moor_forkfd_accept(listen_fd);
         if (fd < 0) {
-            /* Out of descriptors, say: the socket stays readable, so look away for a moment. */
+            /* Out of descriptors or memory, say: the socket stays readable, so look away for a moment. */
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
                 server->accept_again_ns = now_ns + 100000000;
             return;

@@ -24,7 +24,7 @@ static moor_status add_stores(json_t *document, moor_client *client, moor_status
     json_t *stores = NULL;
     moor_status status = attached;
     if (!status)
-        status = moor_client_store_stats(client, STORES_S, &text);
+        status = moor_client_store_stats(client, &text);
     if (!status)
         stores = json_loads(text, 0, NULL);
     if (!stores) {

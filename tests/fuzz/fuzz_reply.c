@@ -276,7 +276,7 @@ static void use_rest(uint8_t op)
         moor_client_truncate(client, "a", 1, 2);
     if (op == 4)
         moor_client_truncate_within(client, "a", 1, 2, 1);
-    if (op == 13 && !moor_client_store_stats(client, 0.01, &json)) {
+    if (op == 13 && !moor_client_store_stats(client, &json)) {
         touch(json, strlen(json) + 1);
         free(json);
     }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Somebody removes the files of a server that lives: rm -rf at a logout, a cleaner that goes by age. Real processes. */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +37,51 @@ static void who_is_attached_goes_on(void **state)
     actor_kill(&server);
     actor_say(&consumer, "MOOR_E_CLOSED", "open after 1");
     actor_say(&consumer, "MOOR_E_CLOSED the server of instance \"default\"", "open after 0");
+}
+
+/* Of two stores the connection to one is handed on to a child: that store is asked over a new one, though the other's lives. */
+static void a_store_is_found_again_after_a_fork(void **state)
+{
+    (void)state;
+    actor server, other, consumer;
+    start_server(&server);
+    actor_start(&other, "MOOR_INSTANCE=default", NULL);
+    actor_say(&other, "ok default ", "join {}");
+    actor_say(&other, "ok", "store 1");
+    record(&server, "first", 10);
+    start_consumer(&consumer);
+    remove_files();
+    actor_say(&consumer, "ok first rows=10", "open first 1");
+    actor_say(&consumer, "ok ", "child"); /* it has the record, too */
+    record(&server, "second", 20);
+    actor_say(&consumer, "ok second rows=20", "open second 1");
+    actor_say(&other, "ok", "step third 0 30");
+    actor_say(&other, "ok", "seal third 30 1");
+    actor_say(&consumer, "ok third rows=30", "open third 1");
+    actor_kill(&other);
+    actor_say(&consumer, "ok second rows=20", "open second 1");
+    actor_kill(&server);
+    actor_say(&consumer, "MOOR_E_CLOSED", "open second 1");
+}
+
+/* The same of one that hung. */
+static void a_store_that_hung_is_found_again(void **state)
+{
+    (void)state;
+    actor server, other, consumer;
+    start_server(&server);
+    actor_start(&other, "MOOR_INSTANCE=default", NULL);
+    actor_say(&other, "ok default ", "join {}");
+    actor_say(&other, "ok", "store 1");
+    record(&server, "first", 10);
+    start_consumer(&consumer);
+    remove_files();
+    actor_say(&consumer, "ok first rows=10", "open first 1");
+    actor_stop(&server);
+    actor_say(&consumer, "MOOR_E_CLOSED", "open nobody 0");
+    assert_int_equal(kill(server.pid, SIGCONT), 0);
+    record(&server, "second", 20);
+    actor_say(&consumer, "ok second rows=20", "open second 10");
 }
 
 /* A front end that has delivered nothing yet, and another server that takes the name: it finds its own store, and no other. */
@@ -95,10 +141,9 @@ static void a_socket_that_was_removed_comes_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(who_is_attached_goes_on),
-        TEST(a_process_finds_its_own_store_and_no_other),
-        TEST(a_newcomer_is_told_why),
-        TEST(a_socket_that_was_removed_comes_back),
+        TEST(who_is_attached_goes_on),          TEST(a_store_is_found_again_after_a_fork),
+        TEST(a_store_that_hung_is_found_again), TEST(a_process_finds_its_own_store_and_no_other),
+        TEST(a_newcomer_is_told_why),           TEST(a_socket_that_was_removed_comes_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

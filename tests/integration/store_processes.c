@@ -173,6 +173,27 @@ static void refs_resolve_and_never_to_another_server(void **state)
     actor_say(&consumer, "MOOR_E_STALE", "resolve %s", ref);
 }
 
+/* Given up once, and no other is attached to wait for it again; it is no fault of the ref. */
+static void a_ref_of_a_store_that_hangs(void **state)
+{
+    (void)state;
+    actor server, consumer;
+    char ref[300];
+    start_server(&server);
+    record(&server, "a", 4);
+    start_consumer(&consumer);
+    actor_say(&consumer, "ok", "open a 1");
+    snprintf(ref, sizeof(ref), "%s", actor_say(&consumer, "ok moor1:", "ref") + 3);
+    actor_say(&consumer, "ok a", "resolve %s", ref);
+    actor_stop(&server);
+    actor_say(&consumer, "MOOR_E_CLOSED the connection to store 0", "resolve %s", ref);
+    actor_say(&consumer, "MOOR_E_TIMEOUT resolve: store 0 of instance \"default\" does not answer", "resolve %s", ref);
+    kill(server.pid, SIGCONT);
+    do /* the test's own deadline */
+        actor_send(&consumer, "resolve %s", ref);
+    while (strncmp(actor_hear(&consumer, ""), "ok a", 4) != 0);
+}
+
 /* What was resolved before shares its connections with a ref that cannot be. */
 static void a_ref_of_a_dead_store_costs_no_other_ref_its_lease(void **state)
 {
@@ -548,8 +569,7 @@ static void a_stopped_server_is_given_up_in_time(void **state)
     record(&server, "x", 4);
     start_consumer(&consumer);
     actor_say(&consumer, "ok x", "open x 1");
-    kill(server.pid, SIGSTOP);
-    assert_int_equal(waitpid(server.pid, NULL, WUNTRACED), server.pid); /* all its threads have stopped */
+    actor_stop(&server);
     double begin = now_s();
     actor_say(
         &consumer,
@@ -591,8 +611,7 @@ static void a_store_that_hangs_is_waited_for_once(void **state)
     actor_say(&two, "ok", "seal at-one 6 1");
     start_consumer(&consumer);
     actor_say(&consumer, "ok at-zero", "open at-zero 1");
-    kill(one.pid, SIGSTOP);
-    assert_int_equal(waitpid(one.pid, NULL, WUNTRACED), one.pid);
+    actor_stop(&one);
     double begin = now_s();
     actor_say(&consumer, "ok at-one", "open at-one 0");
     double first = now_s() - begin;
@@ -619,8 +638,7 @@ static void a_store_that_hangs_is_waited_for_once(void **state)
     actor_say(&consumer, "ok at-zero", "open at-zero 15");
     actor_say(&consumer, "ok at-one", "open_all at-one 1");
     /* and one that is killed while it hangs is gone, not silent */
-    kill(one.pid, SIGSTOP);
-    assert_int_equal(waitpid(one.pid, NULL, WUNTRACED), one.pid);
+    actor_stop(&one);
     actor_say(&consumer, "ok at-one", "open at-one 0");
     actor_say(&consumer, "MOOR_E_TIMEOUT", "open at-zero 0");
     actor_kill(&one);
@@ -773,6 +791,7 @@ int main(void)
         TEST(a_large_reply_travels_in_a_memfd),
         TEST(threads_share_a_connection),
         TEST(refs_resolve_and_never_to_another_server),
+        TEST(a_ref_of_a_store_that_hangs),
         TEST(a_ref_of_a_dead_store_costs_no_other_ref_its_lease),
         TEST(a_killed_consumer_leaves_no_lease),
         TEST(a_forked_child_has_the_records_and_nothing_else),

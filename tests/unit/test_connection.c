@@ -197,6 +197,126 @@ static void a_store_that_took_no_message_stirs_when_it_takes_some(void **state)
     close(fds[1]);
 }
 
+static struct late {
+    int fd, asked;
+    uint64_t deadline_ns;
+} late;
+
+/* The host takes longer than the deadline, and the store's answer comes meanwhile. */
+static int come_back_late(void *user)
+{
+    struct late *l = user;
+    moor_wire_header request;
+    if (!l->asked++) {
+        assert_int_equal(recv(l->fd, &request, sizeof(request), MSG_WAITALL), sizeof(request));
+        answer(l->fd, &request, 'a');
+    }
+    while (moor_now_ns() < l->deadline_ns)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    return 0;
+}
+
+static void an_answer_that_is_there_at_the_deadline_is_taken(void **state)
+{
+    (void)state;
+    int fds[2];
+    void *payload = NULL;
+    size_t n = 0;
+    moor_connection *connection = connected(fds);
+    late = (struct late){.fd = fds[1]};
+    moor_wait_check(come_back_late, &late);
+    late.deadline_ns = moor_now_ns() + 300000000u; /* the host asks before */
+    moor_status status =
+        moor_connection_call(connection, MOOR_WIRE_STATS, NULL, 0, NULL, 0, late.deadline_ns, &payload, &n);
+    moor_wait_check(NULL, NULL);
+    assert_true(late.asked);
+    assert_int_equal(status, MOOR_OK);
+    assert_int_equal(n, 1);
+    assert_int_equal(moor_connection_hung(connection), 0);
+    free(payload);
+    moor_connection_disown(connection);
+    close(fds[1]);
+}
+
+/* What a call waits for before its message goes, and who ends that wait while its host is away until after the deadline. */
+static moor_connection *awaited;
+
+static int come_back_to_a_free_right(void *user)
+{
+    pthread_mutex_lock(&awaited->mutex);
+    awaited->writing = 0;
+    pthread_mutex_unlock(&awaited->mutex);
+    late.asked = 1;
+    return come_back_late(user);
+}
+
+static int come_back_to_room(void *user)
+{
+    static char junk[65536];
+    while (recv(((struct late *)user)->fd, junk, sizeof(junk), MSG_DONTWAIT) > 0)
+        ;
+    late.asked = 1;
+    return come_back_late(user);
+}
+
+static void call_late(int (*check)(void *user), moor_connection *connection, const int fds[2])
+{
+    void *payload = NULL;
+    size_t n = 0;
+    moor_wire_header first = {.type = MOOR_WIRE_STATS, .tag = connection->next_tag + 1};
+    answer(fds[1], &first, 'a'); /* found once the message has gone */
+    awaited = connection;
+    late = (struct late){.fd = fds[1]};
+    moor_wait_check(check, &late);
+    late.deadline_ns = moor_now_ns() + 300000000u;
+    moor_status status =
+        moor_connection_call(connection, MOOR_WIRE_STATS, NULL, 0, NULL, 0, late.deadline_ns, &payload, &n);
+    moor_wait_check(NULL, NULL);
+    assert_true(late.asked);
+    assert_string_equal(status ? moor_last_error() : "", "");
+    free(payload);
+    moor_connection_disown(connection);
+    close(fds[1]);
+}
+
+static void a_right_that_is_free_at_the_deadline_is_taken(void **state)
+{
+    (void)state;
+    int fds[2];
+    moor_connection *connection = connected(fds);
+    connection->writing = 1;
+    call_late(come_back_to_a_free_right, connection, fds);
+}
+
+static void room_that_is_there_at_the_deadline_is_taken(void **state)
+{
+    (void)state;
+    static const char junk[65536];
+    int fds[2];
+    moor_connection *connection = connected(fds);
+    while (send(fds[0], junk, sizeof(junk), MSG_NOSIGNAL | MSG_DONTWAIT) > 0)
+        ;
+    call_late(come_back_to_room, connection, fds);
+}
+
+/* ---- a fork ------------------------------------------------------------------------------------------------------ */
+
+/* Between its last user's end and that one's look somebody opened a record, and a fork came: that record's lease is not the look's to end. */
+static void S2_8_who_came_before_a_fork_keeps_the_connection(void **state)
+{
+    (void)state;
+    int fds[2];
+    moor_connection *connection = connected(fds);
+    moor_connection_lease(connection);
+    atomic_store(&connection->inherit.handed_on, 1);
+    end_if_handed_on(connection);
+    assert_true(connection->inherit.fd >= 0);
+    moor_connection_unlease(connection, 1);
+    assert_int_equal(connection->inherit.fd, -1);
+    moor_connection_disown(connection);
+    close(fds[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -204,6 +324,10 @@ int main(void)
         cmocka_unit_test(greetings_from_both_sides_of_their_bounds),
         cmocka_unit_test(a_store_that_did_not_answer_stirs_when_it_does),
         cmocka_unit_test(a_store_that_took_no_message_stirs_when_it_takes_some),
+        cmocka_unit_test(an_answer_that_is_there_at_the_deadline_is_taken),
+        cmocka_unit_test(a_right_that_is_free_at_the_deadline_is_taken),
+        cmocka_unit_test(room_that_is_there_at_the_deadline_is_taken),
+        cmocka_unit_test(S2_8_who_came_before_a_fork_keeps_the_connection),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

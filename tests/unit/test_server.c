@@ -28,6 +28,7 @@
 #include "hooks/record.h"
 #include "plugin/process.h"
 #include "plugin/server.h"
+#include "plugin/status.h"
 #include "support/member.h"
 
 static const int32_t layer_ids[2] = {1, 3};
@@ -108,11 +109,34 @@ static void a_shortage_of_memory_ends_no_connection(void **state)
     assert_int_equal(moor_attach(NULL, NULL, 5, &client), MOOR_OK);
     assert_int_equal(moor_open(client, "a", 1, 5, 0, 0, &record), MOOR_OK);
     atomic_store(&shortages, 6);
-    assert_int_equal(moor_client_store_stats(client, 20, &json), MOOR_OK);
+    assert_int_equal(moor_client_store_stats(client, &json), MOOR_OK);
     assert_int_equal(atomic_load(&shortages), 0);
     assert_non_null(strstr(json, "\"leases\":1,"));
     free(json);
     moor_record_release(record);
+    moor_detach(client);
+    moor_store_close(store);
+    assert_int_equal(support_end(process), 1);
+}
+
+/* A question for statistics is patient: a store that is given up is so for all that the client does, and it only is slow. */
+static void statistics_that_come_slowly_cost_no_connection(void **state)
+{
+    (void)state;
+    moor_process *process = support_start(NULL, MOOR_ROLE_WORKER);
+    moor_store *store = NULL;
+    moor_store_args args = args_of(layer_ids, 4);
+    moor_client *client;
+    char *json;
+    size_t len;
+    assert_int_equal(moor_store_open(process, &args, &store), MOOR_OK);
+    assert_int_equal(moor_attach(NULL, NULL, 5, &client), MOOR_OK);
+    atomic_store(&shortages, 80); /* one a tick of the server's: more than a second */
+    assert_int_equal(moor_client_stats(client, &json, &len), MOOR_OK);
+    if (strstr(json, "stores_error"))
+        fail_msg("%s", strstr(json, "stores_error"));
+    free(json);
+    assert_int_equal(moor_client_unanswered(client, "test"), MOOR_OK);
     moor_detach(client);
     moor_store_close(store);
     assert_int_equal(support_end(process), 1);
@@ -143,7 +167,7 @@ static void S2_5_no_memory_on_either_side_ends_no_connection(void **state)
         else
             assert_int_equal(status, MOOR_E_NOMEM);
         failed += status != MOOR_OK;
-        assert_int_equal(moor_client_store_stats(client, 20, &json), MOOR_OK);
+        assert_int_equal(moor_client_store_stats(client, &json), MOOR_OK);
         if (!strstr(json, "\"leases\":1,"))
             fail_msg("the %llu. allocation: %s", (unsigned long long)nth, json);
         free(json);
@@ -331,6 +355,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_of_the_model_only),
         cmocka_unit_test(a_shortage_of_memory_ends_no_connection),
+        cmocka_unit_test(statistics_that_come_slowly_cost_no_connection),
         cmocka_unit_test(S2_5_no_memory_on_either_side_ends_no_connection),
         cmocka_unit_test(a_thread_that_does_not_end_keeps_what_it_uses),
         cmocka_unit_test(the_time_of_day_does_not_cut_an_end_short),

@@ -219,7 +219,7 @@ static void an_answer_to_something_else_is_none(void **state)
     answers[1] = greeting(MOOR_WIRE_HELLO, 3);
     moor_client *client = attach();
     assert_int_equal(moor_open(client, "a", 1, 0, 0, 0, &record), MOOR_OK);
-    assert_int_equal(moor_client_store_stats(client, 10, &json), MOOR_E_CLOSED);
+    assert_int_equal(moor_client_store_stats(client, &json), MOOR_E_CLOSED);
     assert_non_null(strstr(moor_last_error(), "answered what nobody asked"));
     assert_int_equal(moor_connection_shape(record->connection)->layers, 1);
     assert_int_equal(moor_connection_shape(record->connection)->row_bytes, 1);
@@ -267,7 +267,7 @@ static void an_error_in_a_descriptor_is_one(void **state)
     answers[0].status = MOOR_E_STATE;
     moor_wire_put(&answers[0].body, &large, sizeof(large));
     moor_client *client = attach();
-    assert_int_equal(moor_client_store_stats(client, 10, &json), MOOR_E_STATE);
+    assert_int_equal(moor_client_store_stats(client, &json), MOOR_E_STATE);
     assert_string_equal(moor_last_error(), "too bad");
     detach(client);
     close(answers[0].fd);

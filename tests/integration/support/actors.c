@@ -131,6 +131,14 @@ static void gone(actor *a)
             running[i] = NULL;
 }
 
+void actor_stop(actor *a)
+{
+    int status;
+    assert_int_equal(kill(a->pid, SIGSTOP), 0);
+    assert_int_equal(waitpid(a->pid, &status, WUNTRACED), a->pid);
+    assert_true(WIFSTOPPED(status));
+}
+
 void actor_kill(actor *a)
 {
     kill(a->pid, SIGKILL);

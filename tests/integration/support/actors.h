@@ -33,6 +33,7 @@ const char *actor_say(actor *a, const char *expected, const char *format, ...);
 void actor_send(actor *a, const char *format, ...);
 const char *actor_hear(actor *a, const char *expected);
 void actor_kill(actor *a); /* SIGKILL */
+void actor_stop(actor *a); /* SIGSTOP; returns once it does nothing more */
 void actor_exit(actor *a); /* exit() without leaving */
 /* A server with store 0; a consumer attached to it; a sealed record of this many rows. */
 void start_server(actor *server);
