@@ -143,6 +143,30 @@ class Line(Waiting):
             print(order, gate.status()["in_flight"], waits())
             """, record=True), ["1", "[] 0 0"])
 
+    def test_one_that_is_interrupted_as_it_joins(self):
+        """A signal's handler may raise once it stands in the line, which must not look for a request that is gone."""
+        self.assertEqual(self.main("""
+            order, end = [], asyncio.Event()
+            join = waiting._Line.join
+            def interrupted(*args):
+                join(*args)
+                raise KeyboardInterrupt
+            async def caught():
+                try:
+                    await one("a", order, end)
+                except KeyboardInterrupt:
+                    order.append("interrupted")
+            gate.seal()
+            waiting._Line.join = interrupted
+            await caught()
+            waiting._Line.join = join
+            line = waiting._lines[asyncio.get_running_loop()]()
+            print(order, len(line.waiters), waits())
+            gate.reopen()
+            await until(lambda: not line.waiters)
+            print(len(line.waiters), gate.status()["in_flight"])
+            """), ["['interrupted'] 1 0", "0 0"])
+
     def test_a_deadline(self):
         """Of all of them; the ones behind are not forgotten."""
         said = self.main("""
