@@ -332,6 +332,22 @@ class Drains(Waiting):
         self.assertIn("1 request not settled after 0.200 s: a (running)", said)
         self.assertEqual(count, "1")
 
+    def test_a_drain_has_its_deadline_whoever_comes_later(self):
+        """S4.14: later drains do not keep the first one waiting."""
+        self.assertEqual(self.main("""
+            order, end = [], asyncio.Event()
+            request, = start(["a"], order, end)
+            await until(lambda: order)
+            drains = [asyncio.create_task(outcome(llm.pause_generation(mode="wait")))]
+            while not drains[0].done() and len(drains) < 200:
+                await asyncio.sleep(0.02)
+                drains.append(asyncio.create_task(outcome(llm.pause_generation(mode="wait"))))
+            print(drains[0].done())
+            end.set()
+            await asyncio.gather(request, *drains)
+            print("not settled after 0.200 s" in drains[0].result())
+            """), ["True", "True"])
+
     def test_a_gate_that_somebody_else_closed_long_ago(self):
         """The deadline is the drain's own."""
         said, count = self.main("""
