@@ -141,13 +141,11 @@ static void went_wrong(const moor_member *member, const char *why)
         moor_log(MOOR_LOG_ERROR, "%s", reason);
 }
 
-/* Takes the slot out of the session; 1 when it was in. A reopen may wait for that. */
-static int leave_session(moor_state *state, uint32_t slot)
+/* Takes the slot out of the session. A reopen may wait for that. */
+static void leave_session(moor_state *state, uint32_t slot)
 {
-    int was_in = (atomic_fetch_and(&state->weights.open[SLOT_WORD(slot)], ~SLOT_BIT(slot)) & SLOT_BIT(slot)) != 0;
-    if (was_in)
+    if (atomic_fetch_and(&state->weights.open[SLOT_WORD(slot)], ~SLOT_BIT(slot)) & SLOT_BIT(slot))
         moor_gate_settled(state);
-    return was_in;
 }
 
 void moor_weights_slot_ended(const moor_member *member, uint32_t slot)
@@ -155,10 +153,13 @@ void moor_weights_slot_ended(const moor_member *member, uint32_t slot)
     char why[96];
     atomic_store(&member->state->weights.depth[slot], 0);
     atomic_store(&member->state->weights.kinds[slot], 0);
-    if (!leave_session(member->state, slot))
+    if (!(atomic_load(&member->state->weights.open[SLOT_WORD(slot)]) & SLOT_BIT(slot)))
         return;
+    /* The session holds a reopen up until the poison does: left first, it would let requests in between the two. Of two who find the
+     * dead at once both may poison, which costs an epoch. */
     snprintf(why, sizeof(why), "process %u ended inside it", member->state->processes[slot].pid);
     went_wrong(member, why);
+    leave_session(member->state, slot);
 }
 
 void moor_weights_close_dead(const moor_member *member)

@@ -21,10 +21,6 @@ static PyObject *sent;
 static int sent_is_seen; /* the engine does say when it is given one */
 static const long long USER = 1ll << 32;
 
-static struct {
-    uint64_t drain_until_ns, keep_at_ns, open_until_ns;
-} gate;
-
 #define KEEP_AFTER_NS 1000000000u
 
 static uint64_t now_ns(void)
@@ -270,18 +266,24 @@ void moor_gate_note(uint32_t set, uint32_t clear)
         rt->api->gate_note(rt->process, set, clear);
 }
 
+/* Each call has its own deadline: they may be many at a time. 1 while it has time left. */
+static int has_time(moor_jp_call *call, uint64_t ns)
+{
+    if (!call->until_ns)
+        call->until_ns = now_ns() + ns;
+    return now_ns() < call->until_ns;
+}
+
 int moor_gate_drain(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();
     if (!moor_gate_on())
         return MOOR_JP_OK;
-    if (!call->rounds) /* whoever closed the gate */
-        gate.drain_until_ns = now_ns() + (uint64_t)(rt->config.drain_timeout_s * 1e9);
     moor_status status = rt->api->gate_drain(rt->process, 0.0);
     if (status != MOOR_E_TIMEOUT || !moor_gate_enforced())
         return drained(status);
-    if (now_ns() < gate.drain_until_ns)
-        return moor_await_gate(call, MOOR_GATE_FOR_DRAIN, gate.drain_until_ns);
+    if (has_time(call, (uint64_t)(rt->config.drain_timeout_s * 1e9)))
+        return moor_await_gate(call, MOOR_GATE_FOR_DRAIN, call->until_ns);
     return drained(rt->api->gate_drain_late(rt->process, rt->config.drain_timeout_s));
 }
 
@@ -293,10 +295,8 @@ int moor_gate_drain_or_keep(moor_jp_call *call)
     moor_status status = rt->api->gate_drain(rt->process, 0.0);
     if (status != MOOR_E_TIMEOUT || !moor_gate_enforced())
         return drained(status);
-    if (!call->rounds)
-        gate.keep_at_ns = now_ns() + KEEP_AFTER_NS;
-    if (now_ns() < gate.keep_at_ns)
-        return moor_await_gate(call, MOOR_GATE_FOR_DRAIN, gate.keep_at_ns);
+    if (has_time(call, KEEP_AFTER_NS))
+        return moor_await_gate(call, MOOR_GATE_FOR_DRAIN, call->until_ns);
     moor_runtime_log(2, "kept across the pause: %s", rt->api->last_error());
     moor_gate_note(MOOR_GATE_KEPT, 0);
     return MOOR_JP_OK;
@@ -376,10 +376,9 @@ int moor_gate_open_settled(moor_jp_call *call)
     if (!moor_gate_on())
         return MOOR_JP_OK;
     moor_gate_note(0, MOOR_GATE_KEPT);
-    if (!call->rounds)
-        gate.open_until_ns = now_ns() + (uint64_t)(rt->config.weights_timeout_s * 1e9);
     moor_status status = rt->api->gate_reopen(rt->process, 0.0);
-    if (status == MOOR_E_TIMEOUT && moor_gate_enforced() && now_ns() < gate.open_until_ns)
-        return moor_await_gate(call, MOOR_GATE_FOR_REOPEN, gate.open_until_ns);
+    if (status == MOOR_E_TIMEOUT && moor_gate_enforced() &&
+        has_time(call, (uint64_t)(rt->config.weights_timeout_s * 1e9)))
+        return moor_await_gate(call, MOOR_GATE_FOR_REOPEN, call->until_ns);
     return opened(status);
 }

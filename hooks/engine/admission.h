@@ -2,8 +2,8 @@
 /*
  * admission.h — the front end's side of the gate, the same for every engine: requests pass it, pauses and updates drive it.
  *
- * Who calls it: the adapters' front end callbacks, with the GIL held. What it owns: the gate's progress as this process
- * drives it (deadline of the drain), and one admission per generate call, in call->state. Protected by the GIL.
+ * Who calls it: the adapters' front end callbacks, with the GIL held. What it owns: one admission per generate call, in
+ * call->state. Protected by the GIL.
  * Every function is harmless while Moor is off. Policy is below the ABI; here is only what waits, and how.
  */
 #ifndef MOOR_HOOKS_ENGINE_ADMISSION_H

@@ -143,6 +143,7 @@ struct moor_jp_call {
     PyObject *exc;       /* error: the exception object; else NULL */
     PyObject *awaited;   /* value of the last awaitable in rounds > 0; else NULL */
     uint32_t rounds;     /* how often this callback has been awaited for */
+    uint64_t until_ns;   /* the adapter's: how long this callback awaits at most; 0 in its first round */
     void *state;         /* the adapter's, from before to finish */
     moor_jp_site *site;  /* private */
     PyObject *awaitable; /* private */

@@ -161,6 +161,7 @@ static PyObject *activation_step(activation *a, moor_jp_callback callback, const
     }
     a->done = a->done || status == MOOR_JP_DONE;
     a->call.rounds = 0;
+    a->call.until_ns = 0;
     Py_CLEAR(a->call.awaited);
     Py_RETURN_NONE;
 }

@@ -104,6 +104,14 @@ static PyObject *place_new(moor_look answer, void *user)
     return capsule;
 }
 
+/* The line may hold it still: what it looked for is going. */
+static void forget(PyObject *capsule)
+{
+    place *p = PyCapsule_GetPointer(capsule, PLACE);
+    if (p)
+        p->look = NULL;
+}
+
 int moor_line_join(moor_jp_call *call, moor_look answer, void *user, uint64_t deadline_ns, PyObject **out)
 {
     PyObject *module = lines();
@@ -112,6 +120,8 @@ int moor_line_join(moor_jp_call *call, moor_look answer, void *user, uint64_t de
     PyObject *future = callable ? PyObject_CallMethod(module, "join", "Od", callable, seconds(deadline_ns)) : NULL;
     Py_XDECREF(callable);
     if (!future || moor_jp_set_awaitable(call, future)) {
+        if (capsule)
+            forget(capsule); /* what raised may have done so when it was in the line: a signal's handler */
         Py_XDECREF(capsule);
         return MOOR_JP_FAILED;
     }
@@ -124,9 +134,7 @@ void moor_line_leave(PyObject **capsule)
 {
     if (!*capsule)
         return;
-    place *p = PyCapsule_GetPointer(*capsule, PLACE);
-    if (p)
-        p->look = NULL;
+    forget(*capsule);
     waiting--;
     Py_CLEAR(*capsule);
 }

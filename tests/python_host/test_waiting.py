@@ -143,6 +143,30 @@ class Line(Waiting):
             print(order, gate.status()["in_flight"], waits())
             """, record=True), ["1", "[] 0 0"])
 
+    def test_one_that_is_interrupted_as_it_joins(self):
+        """A signal's handler may raise once it stands in the line, which must not look for a request that is gone."""
+        self.assertEqual(self.main("""
+            order, end = [], asyncio.Event()
+            join = waiting._Line.join
+            def interrupted(*args):
+                join(*args)
+                raise KeyboardInterrupt
+            async def caught():
+                try:
+                    await one("a", order, end)
+                except KeyboardInterrupt:
+                    order.append("interrupted")
+            gate.seal()
+            waiting._Line.join = interrupted
+            await caught()
+            waiting._Line.join = join
+            line = waiting._lines[asyncio.get_running_loop()]()
+            print(order, len(line.waiters), waits())
+            gate.reopen()
+            await until(lambda: not line.waiters)
+            print(len(line.waiters), gate.status()["in_flight"])
+            """), ["['interrupted'] 1 0", "0 0"])
+
     def test_a_deadline(self):
         """Of all of them; the ones behind are not forgotten."""
         said = self.main("""
@@ -307,6 +331,22 @@ class Drains(Waiting):
             """)
         self.assertIn("1 request not settled after 0.200 s: a (running)", said)
         self.assertEqual(count, "1")
+
+    def test_a_drain_has_its_deadline_whoever_comes_later(self):
+        """S4.14: later drains do not keep the first one waiting."""
+        self.assertEqual(self.main("""
+            order, end = [], asyncio.Event()
+            request, = start(["a"], order, end)
+            await until(lambda: order)
+            drains = [asyncio.create_task(outcome(llm.pause_generation(mode="wait")))]
+            while not drains[0].done() and len(drains) < 200:
+                await asyncio.sleep(0.02)
+                drains.append(asyncio.create_task(outcome(llm.pause_generation(mode="wait"))))
+            print(drains[0].done())
+            end.set()
+            await asyncio.gather(request, *drains)
+            print("not settled after 0.200 s" in drains[0].result())
+            """), ["True", "True"])
 
     def test_a_gate_that_somebody_else_closed_long_ago(self):
         """The deadline is the drain's own."""

@@ -285,6 +285,34 @@ static void sessions_of_two_threads_do_not_end_each_other(void **state)
     assert_int_equal(process->state->weights.kinds[process->slot], 0);
 }
 
+/* The first moment at which the session of the dead holds no reopen up. */
+static int no_session_is_open(void *user)
+{
+    if (atomic_load(&process->state->weights.open[process->slot / 64]))
+        return 0;
+    *(int *)user = (atomic_load(&process->state->gate.word) >> 4 & 1) != 0; /* the poison's bit */
+    return 1;
+}
+
+static void declare_dead_here(void *unused)
+{
+    moor_member member = moor_member_of(process);
+    (void)unused;
+    moor_weights_slot_ended(&member, process->slot);
+}
+
+static void S4_9_the_session_of_the_dead_is_open_until_the_poison(void **state)
+{
+    int was_poisoned = -1;
+    (void)state;
+    if (!stepper_works())
+        skip();
+    assert_ok(moor_weights_begin(process, MOOR_WEIGHTS_UPDATE));
+    stepper_run(declare_dead_here, NULL, no_session_is_open, &was_poisoned);
+    assert_int_equal(moor_weights_sessions(process->state, NULL, 0), 0);
+    assert_int_equal(was_poisoned, 1);
+}
+
 int main(void)
 {
 #define ENFORCED(f) cmocka_unit_test_setup_teardown(f, start_enforce, stop)
@@ -303,6 +331,7 @@ int main(void)
         ENFORCED(S4_5_install_labels_what_the_update_moved),
         ENFORCED(S4_9_a_failed_update_poisons_and_moves_the_epoch),
         ENFORCED(S4_9_an_inner_failure_is_not_made_good_by_the_outer_end),
+        ENFORCED(S4_9_the_session_of_the_dead_is_open_until_the_poison),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
