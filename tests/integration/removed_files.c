@@ -100,6 +100,9 @@ static void a_process_finds_its_own_store_and_no_other(void **state)
     actor_say(&server, "ok", "release");
     actor_say(&server, "ok", "detach");
     actor_exit(&server); /* and takes nothing of the other's away */
+    char path[128];
+    snprintf(path, sizeof(path), "%s/default/store-0.sock", actors_dir);
+    assert_int_equal(access(path, F_OK), 0);
     start_consumer(&consumer);
     actor_say(&consumer, "ok theirs rows=20", "open theirs 1");
     actor_say(&consumer, "MOOR_E_NOT_FOUND", "open ours 0");

@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <sys/wait.h>
 
+#include "hooks/shared_text.h"
 #include "hooks/ticket.h"
 #include "hooks/weights.h"
 #include "support/gate.h"
@@ -156,6 +157,12 @@ static void S4_4_the_error_says_what_happened_and_the_ways_out(void **state)
     assert_int_equal(enter("waits", 0, 0, &ticket), MOOR_E_TIMEOUT);
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
         assert_non_null(strstr(moor_last_error(), words[i]));
+    for (size_t i = 0; i < MOOR_TEXT_WORDS(process->state->gate.poison); i++)
+        atomic_fetch_sub(&process->state->gate.poison[i].at_ns, 90000000000ull);
+    assert_int_equal(moor_gate_reopen(process, 0), MOOR_E_POISONED);
+    const char *since = strstr(moor_last_error(), "poisoned ");
+    assert_non_null(since);
+    assert_true(strtol(since + strlen("poisoned "), NULL, 10) >= 90);
     assert_ok(moor_gate_acknowledge(process));
     assert_ok(moor_gate_reopen(process, 0));
 }

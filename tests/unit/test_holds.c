@@ -120,6 +120,26 @@ static pid_t holder(const char *device, const char *label, uint64_t bytes)
 }
 
 /* A trainer of another container may have a rank's process number: who has the lock is what counts. */
+static void count_device(void *user, const char *device, const moor_holder *holder)
+{
+    assert_string_equal(holder->label, "trainer");
+    *(int *)user += !strcmp(device, "cpu:0");
+}
+
+/* The barrier waits for none of its own; who asks what there is gets those, too. */
+static void own_holds_are_listed(void **state)
+{
+    (void)state;
+    moor_hold *hold;
+    int listed = 0;
+    assert_ok(moor_hold_take(base, "cpu:0", "trainer", 1 << 20, &hold));
+    moor_holds_each(&bases, count_device, &listed);
+    assert_int_equal(listed, 1);
+    moor_hold_release(hold);
+    moor_holds_each(&bases, count_device, &listed);
+    assert_int_equal(listed, 1);
+}
+
 static void S5_1_a_process_number_alone_makes_no_rank(void **state)
 {
     (void)state;
@@ -334,6 +354,7 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, start, stop)
     const struct CMUnitTest tests[] = {
         TEST(S5_1_a_hold_is_seen_by_others_until_it_is_released),
+        TEST(own_holds_are_listed),
         TEST(S5_1_a_process_number_alone_makes_no_rank),
         TEST(S5_1_a_hold_that_cannot_be_opened_counts),
         TEST(S5_3_holders_are_named),
