@@ -99,7 +99,9 @@ static void a_process_finds_its_own_store_and_no_other(void **state)
     actor_say(&server, "MOOR_E_NOT_FOUND", "open theirs 0");
     actor_say(&server, "ok", "release");
     actor_say(&server, "ok", "detach");
-    actor_exit(&server); /* and takes nothing of the other's away */
+    actor_say(&server, "ok", "close"); /* and takes nothing of the other's away */
+    actor_say(&server, "ok", "leave");
+    actor_exit(&server);
     char path[128];
     snprintf(path, sizeof(path), "%s/default/store-0.sock", actors_dir);
     assert_int_equal(access(path, F_OK), 0);
