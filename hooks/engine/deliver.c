@@ -93,8 +93,7 @@ PyObject *moor_deliver_ref(const moor_delivery *d)
     moor_record *record = open_record(d);
     if (!record)
         return NULL;
-    char text[8192]; /* of 64 pipeline stages at most */
-    char part[sizeof(text)];
+    char text[MOOR_REF_BYTES], part[MOOR_REF_BYTES];
     moor_status status = rt->api->record_ref(record, text, sizeof(text));
     if (!status) /* it has d->rows rows */
         status = rt->api->ref_part(text, strlen(text), d->start < d->rows ? d->start : d->rows, 0, part, sizeof(part));

@@ -24,7 +24,8 @@ PyObject *moor_deliver_field(const moor_delivery *delivery);
 /* record.deliver = native: numpy array [rows - start, model layers, top_k], dense layers 0 (the layout of the engines'
  * fields). New reference, or NULL with a Python error: missing rows are an error, never zeros. */
 PyObject *moor_deliver_array(const moor_delivery *delivery);
-/* record.deliver = ref: "moor1:…" str. */
+/* record.deliver = ref: "moor1:…" str, of MOOR_REF_BYTES at most with its end: 64 pipeline stages. */
+enum { MOOR_REF_BYTES = 8192 };
 PyObject *moor_deliver_ref(const moor_delivery *delivery);
 
 /* In an event loop nothing may wait for a store, which can be slow, hung or gone. There a note takes the field's place, and the join point of

@@ -79,7 +79,7 @@ int moor_lmdeploy_hide_stop_row(moor_jp_call *call)
     int result = MOOR_JP_OK;
     if (why && !strcmp(why, "stop") && ref && !strncmp(ref, "moor1:", 6) &&
         !moor_py_true(moor_jp_param(call, 0), "gen_config.include_stop_str_in_output", 0)) {
-        char part[512];
+        char part[MOOR_REF_BYTES];
         moor_status status = moor_runtime_get()->api->ref_part(ref, strlen(ref), 0, 1, part, sizeof(part));
         PyObject *text = status ? moor_runtime_raise(status, "delivery by reference") : PyUnicode_FromString(part);
         if (!text || PyObject_SetAttrString(call->result, "routed_experts", text))
