@@ -56,6 +56,10 @@ def rows(got):
     return tokens + sampled - 1
 
 
+def served(lab):
+    return lab.client.get("/v1/models").json()["data"][0]["id"]
+
+
 def say(text=WORDS):
     return [{"role": "user", "content": text}]
 
@@ -250,7 +254,7 @@ def check_sglang_completions_and_chat(lab):
 @proves("S1.1")
 def check_sglang_responses(lab):
     only(lab, "sglang")
-    got = lab.client.post("/v1/responses", dict(model="m", input=WORDS, temperature=0, max_output_tokens=next(_lengths)))
+    got = lab.client.post("/v1/responses", dict(model=served(lab), input=WORDS, temperature=0, max_output_tokens=next(_lengths)))
     opens(lab, got["id"], rows(got))
 
 
@@ -273,9 +277,11 @@ def check_sglang_ollama_shows_no_id(lab):
 
 # ---- LMDeploy: an id is the session_id that the client sent, or one that the route made
 
+ANTHROPIC = {"anthropic-version": "2023-06-01"}  # without it LMDeploy refuses what it has of Anthropic's
+
+
 def ask_lmdeploy(lab, path, max_tokens=None, **body):
-    name = lab.client.get("/v1/models").json()["data"][0]["id"]
-    return lab.client.post(path, dict(model=name, max_tokens=max_tokens or next(_lengths), top_k=1, **body))
+    return lab.client.post(path, dict(model=served(lab), max_tokens=max_tokens or next(_lengths), top_k=1, **body), headers=ANTHROPIC)
 
 
 @proves("S1.1")
@@ -327,11 +333,10 @@ def check_lmdeploy_chat(lab):
 @proves("S1.1")
 def check_lmdeploy_chat_streamed(lab):
     only(lab, "lmdeploy")
-    name = lab.client.get("/v1/models").json()["data"][0]["id"]
     for samples in (1, 2):
         n = next(_lengths)
         events = list(lab.client.events("/v1/chat/completions", dict(
-            model=name, messages=say(), max_tokens=n, ignore_eos=True, stream=True, n=samples, stream_options=dict(include_usage=True))))
+            model=served(lab), messages=say(), max_tokens=n, ignore_eos=True, stream=True, n=samples, stream_options=dict(include_usage=True))))
         ids = {e["id"] for e in events}
         require(len(ids) == 1, f"ids of one stream: {ids}")
         tokens = next(e["usage"]["prompt_tokens"] for e in events if e.get("usage"))
@@ -345,8 +350,7 @@ def check_lmdeploy_responses_and_messages(lab):
     opens(lab, got["id"], rows(got))
     got = ask_lmdeploy(lab, "/v1/messages", messages=say())
     opens(lab, got["id"], rows(got))
-    name = lab.client.get("/v1/models").json()["data"][0]["id"]
     n = next(_lengths)
-    events = list(lab.client.events("/v1/messages", dict(model=name, messages=say(), max_tokens=n, top_k=1, stream=True)))
+    events = list(lab.client.events("/v1/messages", dict(model=served(lab), messages=say(), max_tokens=n, top_k=1, stream=True), ANTHROPIC))
     message = next(e["message"] for e in events if "message" in e)
     opens(lab, message["id"], rows(got) - usage(got)[1] + n)
