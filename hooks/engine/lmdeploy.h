@@ -2,6 +2,7 @@
 /*
  * lmdeploy.h — what the parts of the LMDeploy adapter share: the table in lmdeploy.c names callbacks of
  *   lmdeploy_front.c   AsyncEngine, engine proxy: gate, sleep and wakeup, weight updates as the HTTP process sees them
+ *   lmdeploy_ids.c     what a request is called, here, there and by its client
  *   lmdeploy_input.c   images, videos, audio that the model would not see
  *   lmdeploy_engine.c  Engine and its loop: store, steps, seal
  *   lmdeploy_reply.c   what leaves the engine's process: a response's routes, the environment of Ray's workers
@@ -18,8 +19,6 @@ extern const moor_engine moor_engine_lmdeploy;
 
 /* What a request's field holds until its record is read: the record's id behind this. */
 #define MOOR_LMDEPLOY_MARKER "moor-record:"
-/* The attribute of a GenerationConfig, and then of a SamplingParam, that carries the session_id which the client sent. */
-#define MOOR_LMDEPLOY_SESSION "moor_session"
 
 /* Join in `roles` with $MOOR_CONFIG: LMDeploy has no place of its own for it. As moor_runtime_join. */
 int moor_lmdeploy_join(uint32_t roles, uint32_t rank, uint32_t world, uint32_t dp_rank);
@@ -44,6 +43,14 @@ int moor_lmdeploy_update_weights_before(moor_jp_call *call);
 int moor_lmdeploy_update_weights_after(moor_jp_call *call);
 int moor_lmdeploy_update_error(moor_jp_call *call);
 int moor_lmdeploy_metrics_after(moor_jp_call *call);
+
+/* lmdeploy_ids.c */
+PyObject *moor_lmdeploy_name(PyObject *session); /* of its record, and for the gate; new reference, NULL for NULL */
+int moor_lmdeploy_random_after(moor_jp_call *call);
+int moor_lmdeploy_completions_before(moor_jp_call *call);
+void moor_lmdeploy_send_ids(PyObject *request);                             /* front end: into its gen_config */
+int moor_lmdeploy_keep_ids(PyObject *gen_config, PyObject *sampling_param); /* engine; 0, or -1 with an error */
+void moor_lmdeploy_add_ids(PyObject *sequence, const char *id, uint32_t len);
 
 /* lmdeploy_input.c */
 int moor_lmdeploy_prompt_before(moor_jp_call *call);

@@ -182,10 +182,7 @@ int moor_lmdeploy_sampling_param_after(moor_jp_call *call)
 {
     if (!recording())
         return MOOR_JP_OK;
-    PyObject *session = moor_py_path(moor_jp_param(call, 0), MOOR_LMDEPLOY_SESSION);
-    int failed = session && PyObject_SetAttrString(call->result, MOOR_LMDEPLOY_SESSION, session);
-    Py_XDECREF(session);
-    if (failed)
+    if (moor_lmdeploy_keep_ids(moor_jp_param(call, 0), call->result))
         return MOOR_JP_FAILED;
     if (!moor_deliver_wanted(moor_py_true(call->result, "return_routed_experts", 0)))
         return MOOR_JP_OK;
@@ -303,25 +300,10 @@ static PyObject *blocks_of(PyObject *sequence)
     return bytes;
 }
 
-/* The record is found by "session-N" too, N being the session_id that the client sent. Told before a prefill's step. */
-static void add_session(PyObject *sequence, const char *id, uint32_t len)
-{
-    moor_runtime *rt = moor_runtime_get();
-    PyObject *sent = moor_py_path(sequence, "sampling_param." MOOR_LMDEPLOY_SESSION);
-    PyObject *alias = sent ? PyUnicode_FromFormat("session-%S", sent) : NULL;
-    Py_ssize_t alias_len;
-    const char *text = moor_py_text(alias, &alias_len);
-    if (text)
-        rt->api->request_alias(rt->store, id, len, text, (uint32_t)alias_len, 0);
-    PyErr_Clear();
-    Py_XDECREF(alias);
-    Py_XDECREF(sent);
-}
-
 static int add(PyObject *sequence, uint64_t start, uint32_t count, int prefill)
 {
     PyObject *session = moor_py_path(sequence, "session_id");
-    PyObject *id = session ? PyObject_Str(session) : NULL;
+    PyObject *id = moor_lmdeploy_name(session);
     Py_ssize_t len;
     const char *text = moor_py_text(id, &len);
     Py_XDECREF(session);
@@ -330,8 +312,8 @@ static int add(PyObject *sequence, uint64_t start, uint32_t count, int prefill)
         PyErr_SetString(PyExc_AttributeError, "a sequence of the batch has no session_id");
         return -1;
     }
-    if (prefill)
-        add_session(sequence, text, (uint32_t)len);
+    if (prefill) /* told before its step */
+        moor_lmdeploy_add_ids(sequence, text, (uint32_t)len);
     PyObject *blocks = blocks_of(sequence);
     long long more = moor_py_int(sequence, "sampling_param.max_new_tokens", 0);
     long long hint = moor_py_int(sequence, "num_valid_ids", 0) + (prefill && more > 0 ? more : 0);
@@ -477,7 +459,7 @@ static int seal(PyObject *sequence, uint64_t rows, uint32_t flags)
 {
     moor_runtime *rt = moor_runtime_get();
     PyObject *session = moor_py_path(sequence, "session_id");
-    PyObject *id = session ? PyObject_Str(session) : NULL;
+    PyObject *id = moor_lmdeploy_name(session);
     Py_ssize_t len;
     const char *text = moor_py_text(id, &len);
     moor_status status = MOOR_OK;
@@ -494,7 +476,10 @@ static int seal(PyObject *sequence, uint64_t rows, uint32_t flags)
 static int finish_one(PyObject *sequence, PyObject *output)
 {
     if (moor_py_true(sequence, "sampling_param.moor_wanted", 0)) {
-        PyObject *marker = PyUnicode_FromFormat(MOOR_LMDEPLOY_MARKER "%lld", moor_py_int(sequence, "session_id", -1));
+        PyObject *session = moor_py_path(sequence, "session_id"), *name = moor_lmdeploy_name(session);
+        PyObject *marker = name ? PyUnicode_FromFormat(MOOR_LMDEPLOY_MARKER "%S", name) : NULL;
+        Py_XDECREF(name);
+        Py_XDECREF(session);
         int failed = !marker || PyObject_SetAttrString(output, "routed_experts", marker);
         Py_XDECREF(marker);
         if (failed)

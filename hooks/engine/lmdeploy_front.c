@@ -18,34 +18,14 @@ int moor_lmdeploy_front_init(moor_jp_call *call)
     return moor_lmdeploy_join(MOOR_ROLE_FRONTEND, 0, 1, 0) < 0 ? MOOR_JP_RAISE : MOOR_JP_OK;
 }
 
-/* LMDeploy's responses name no request. What the client itself sent as session_id, which the server maps to a number of its
- * own, travels to the engine's process with the request's configuration: there it becomes one more id of the record. */
-static void pass_session_on(PyObject *request)
-{
-    PyObject *number = moor_py_path(request, "session.session_id"), *manager_ref, *manager, *map;
-    manager_ref = number ? moor_py_path(request, "session._session_mgr") : NULL;
-    manager = manager_ref ? PyObject_CallNoArgs(manager_ref) : NULL;
-    map = manager ? moor_py_path(manager, "session_id_map") : NULL;
-    PyObject *sent = map && PyDict_Check(map) ? PyDict_GetItem(map, number) : NULL;
-    PyObject *config = sent ? moor_py_path(request, "gen_config") : NULL;
-    if (config)
-        PyObject_SetAttrString(config, MOOR_LMDEPLOY_SESSION, sent);
-    PyErr_Clear(); /* such a record is found by LMDeploy's own number alone */
-    Py_XDECREF(config);
-    Py_XDECREF(map);
-    Py_XDECREF(manager);
-    Py_XDECREF(manager_ref);
-    Py_XDECREF(number);
-}
-
 int moor_lmdeploy_generate_before(moor_jp_call *call)
 {
     if (!call->rounds && moor_runtime_records())
-        pass_session_on(moor_jp_param(call, 0));
+        moor_lmdeploy_send_ids(moor_jp_param(call, 0));
     if (!moor_gate_on())
         return MOOR_JP_OK;
     PyObject *session = moor_py_path(moor_jp_param(call, 0), "session.session_id");
-    PyObject *text = session ? PyObject_Str(session) : NULL;
+    PyObject *text = moor_lmdeploy_name(session);
     int result = text ? moor_admission_before(call, text, moor_runtime_records()) : MOOR_JP_OK;
     Py_XDECREF(text);
     Py_XDECREF(session);
@@ -54,7 +34,7 @@ int moor_lmdeploy_generate_before(moor_jp_call *call)
 
 static void sent(PyObject *session)
 {
-    PyObject *text = session ? PyObject_Str(session) : NULL;
+    PyObject *text = moor_lmdeploy_name(session);
     moor_admission_sent(text);
     Py_XDECREF(text);
 }

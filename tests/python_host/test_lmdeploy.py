@@ -154,7 +154,7 @@ STEPS = """
                  for n, count in enumerate(counts, 1)]
         loop._make_infer_outputs(Namespace(all_routed_experts=ids), batch, Namespace(seq_length=Lengths(counts)), None)
         for sequence in batch:
-            with store.open(str(sequence.session_id), 10.0) as record:
+            with store.open(f"lmdeploy-{sequence.session_id}", 10.0) as record:
                 print(record.rows, record.missing, record.array(allow_missing=True).tolist()[:1])
     """
 
@@ -358,7 +358,7 @@ class Delivery(Engine):
     def test_no_delivery_waits_in_the_event_loop(self):
         self.assertEqual(self.program(DELIVERY + DELIVERING + """
     step(2, 2)
-    print(asyncio.run(delivered(lambda: answer("1"))))
+    print(asyncio.run(delivered(lambda: answer("lmdeploy-1"))))
     """, '{"record": {"deliver": "ref"}}')[1:], ["the loop goes on", "delivered"])
 
     def test_a_lost_record_is_waited_for_once(self):
@@ -367,7 +367,7 @@ class Delivery(Engine):
     for _ in range(6):
         deliver("lost")
     step(2, 2)
-    deliver("1")
+    deliver("lmdeploy-1")
     deliver("lost")
     """, '{"record": {"deliver": "ref"}}')]
         told = [(line[0], float(line[1])) for line in lines if line[0] in ("delivered", "lost")]
@@ -388,6 +388,89 @@ class Delivery(Engine):
         self.assertEqual(self.program(ask), ["True False", "False False"])
         self.assertEqual(self.program(ask, '{"record": {"always": true}}'), ["True False", "True False"])
         self.assertEqual(self.program(ask, '{"record": {"always": true, "deliver": "none"}}'), ["False True", "False False"])
+
+
+ASKS = "import shortuuid\ndef make():\n    return shortuuid.random()\n"
+
+
+class Ids(Engine):
+    """S1.1: an id that a client is shown opens its own record, or none."""
+    modules = {**Engine.modules, "../shortuuid.py": "from uuid import uuid4\ndef random():\n    return uuid4().hex\n",
+               "serve/openai/chat_completions/serving.py": ASKS, "serve/openai/chat_completions/fanout.py": ASKS,
+               "serve/openai/responses/protocol.py": ASKS, "serve/anthropic/endpoints/messages.py": ASKS, "serve/parsers.py": ASKS,
+               "serve/openai/endpoints/completions.py": "def check_request(request, server_context):\n    return ''\n"}
+    start = STEPS + """
+    import asyncio
+    import importlib
+    from lmdeploy.pytorch.messages import SamplingParam
+    from lmdeploy.serve.core.async_engine import AsyncEngine
+    from lmdeploy.serve.openai.endpoints.completions import check_request
+
+    front = AsyncEngine()
+
+    def make(module):
+        return importlib.import_module("lmdeploy.serve." + module).make()
+
+    def run(number, rows, sent=None):
+        \"\"\"LMDeploy's session of that number, in the context of whoever calls it.\"\"\"
+        manager = Namespace(session_id_map={} if sent is None else {number: sent})
+        config, end = Namespace(return_routed_experts=False), asyncio.Event()
+        end.set()
+
+        async def answers():
+            session = Namespace(session_id=number, _session_mgr=lambda: manager)
+            async for _ in front.generate(Namespace(session=session, gen_config=config, end=end)):
+                pass
+        asyncio.run(answers())
+        row = b"".join(i.to_bytes(2, "little") for i in (1, 2, 1, 2))
+        ids = memoryview(row * rows).cast("H", (rows, 2, 2))
+        sequence = Namespace(session_id=number, status=Namespace(name="RUNNING"), num_history_ids=0, num_valid_ids=rows + 1,
+                             sampling_param=SamplingParam.from_gen_config(config))
+        loop._make_infer_outputs(Namespace(all_routed_experts=ids), [sequence], Namespace(seq_length=Lengths([rows])), None)
+
+    def found(id):
+        try:
+            return [r.rows for r in store.open_many([id], 0.2)]
+        except (moor.NotFound, moor.Timeout):
+            return None
+    """
+
+    def test_a_number_that_was_sent_opens_its_own(self):
+        """LMDeploy numbers its sessions from 0 as a client may."""
+        self.assertEqual(self.program("""
+            check_request(Namespace(session_id=1), None)
+            run(0, 3, sent=1)
+            check_request(Namespace(session_id=-1), None)
+            run(1, 4)
+            run(2, 5, sent=0)
+            check_request(Namespace(session_id=9), None)
+            run(3, 6)
+            run(4, 7)
+            print(*map(found, ["1", "session-1", "0", "2", "-1", "session-0", "lmdeploy-2", "9"]))
+            """), ["[3] [3] None None None [5] [5] [6, 7]"])
+
+    def test_ids_that_routes_make_up(self):
+        """One that is made in the context of a request, by a module that shows it, is its id; one of a tool call is not."""
+        self.assertEqual(self.program("""
+            import contextvars
+
+            def route(number, module, rows):
+                made = make(module)
+                make("parsers")
+                run(number, rows)
+                return made
+
+            def apart(*args):
+                return contextvars.copy_context().run(*args)
+
+            chat = apart(route, 0, "openai.chat_completions.serving", 3)
+            resp = apart(route, 1, "openai.responses.protocol", 4)
+            msg = apart(route, 2, "anthropic.endpoints.messages", 5)
+            print(found(f"chatcmpl-{chat}"), found(f"resp_{resp}"), found(f"msg_{msg}"), found(chat), found(f"resp_{chat}"))
+            whole = make("openai.chat_completions.fanout")
+            parts = [apart(route, number, "openai.chat_completions.serving", rows) for number, rows in ((4, 7), (3, 6))]
+            print(found(f"chatcmpl-{whole}"), [found(f"chatcmpl-{part}") for part in parts])
+            """), ["[3] [4] [5] None None", "[6, 7] [None, None]"])
 
 
 class Joins(Joining, Adapter):

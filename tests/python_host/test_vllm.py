@@ -394,13 +394,22 @@ PROTOCOL = """
             self.request_id = request_id
     """
 
+BEAMS = """
+    import asyncio
+
+    class BeamSearchOnlineMixin:
+        async def beam_search(self, step):
+            for _ in range(2):
+                yield await asyncio.create_task(step())
+    """
+
 
 class Requests(Adapter):
     """Three processes' worth of vLLM in one: what goes to the core is made in the front end, scheduled and run."""
     package = "vllm"
     modules = {"v1/engine/async_llm.py": FRONT, "v1/core/sched/scheduler.py": SCHEDULER,
                "v1/worker/gpu_model_runner.py": RUNNER, "v1/engine/output_processor.py": STATES,
-               "entrypoints/generate/base/protocol.py": PROTOCOL}
+               "entrypoints/generate/base/protocol.py": PROTOCOL, "entrypoints/generate/beam_search/online.py": BEAMS}
     start = START + """
     from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -486,6 +495,44 @@ class Requests(Adapter):
             """), ["['0_cmpl-x-1-0123abcd', '1_cmpl-x-1-0123abcd']",
                    "['0_cmpl-x-0-0123abcd', '1_cmpl-x-0-0123abcd', '0_cmpl-x-1-0123abcd', '1_cmpl-x-1-0123abcd']",
                    "None {'mine': 1, 'moor_ids': [['a', 0]]}", "['resp_y_0-89abcdef'] 4"])
+
+    def test_prompts_are_of_the_request_in_whose_context_they_are(self):
+        """Two clients at once, who call theirs "x" and "x-1": the latter is no prompt of the former."""
+        self.assertEqual(self.program("""
+            import contextvars
+
+            def ask(given, *parts):
+                shown.append(RequestResponseMetadata(given))
+                for part in parts:
+                    run(sent(part, part + "-0123abcd"))
+
+            shown = []
+            for args in (("chatcmpl-x", "chatcmpl-x"), ("chatcmpl-x-1", "chatcmpl-x-1"), ("cmpl-y-1", "cmpl-y-1-0"),
+                         ("cmpl-y", "cmpl-y-0", "cmpl-y-z2", "others-4")):
+                contextvars.copy_context().run(ask, *args)
+            for id in ("chatcmpl-x", "chatcmpl-x-1", "cmpl-y-1", "cmpl-y"):
+                print(found(id))
+            """), ["['chatcmpl-x-0123abcd']", "['chatcmpl-x-1-0123abcd']", "['cmpl-y-1-0-0123abcd']", "['cmpl-y-0-0123abcd']"])
+
+    def test_beam_search_is_said_and_has_no_field(self):
+        """Each step of each beam is a request of its own, whose routes are nobody's; what is asked before and after it has its field."""
+        ran = self.execute("""
+            from vllm.entrypoints.generate.beam_search.online import BeamSearchOnlineMixin
+
+            async def step():
+                request = Namespace(request_id="b-0123abcd", external_req_id="b", sampling_params=Namespace(extra_args=None))
+                return getattr(RequestState.from_new_request(request, None, 0), "moor_off", False)
+
+            async def main():
+                print(await step())
+                for _ in range(2):
+                    print([off async for off in BeamSearchOnlineMixin().beam_search(step)])
+                    print(await step())
+
+            asyncio.run(main())
+            """)
+        self.assertEqual(ran.stdout.splitlines(), ["False", "[True, True]", "False", "[True, True]", "False"])
+        self.assertEqual(ran.stderr.count("beam search is not recorded as such"), 1)
 
 
 class GivingUp(Adapter):

@@ -21,26 +21,6 @@ SHIM = os.path.join(os.path.dirname(paths.LIB), "shims", "lmdeploy")
 BUCKETS = 3  # an update comes in so many
 
 
-def with_tokenizer(model):
-    """The same model beside a tokenizer, which LMDeploy's server cannot do without; token n reads "tn"."""
-    out = os.path.join(paths.cache_dir("lmdeploy"), os.path.basename(model))
-    os.makedirs(out, exist_ok=True)
-    for name in os.listdir(model):
-        if not os.path.lexists(os.path.join(out, name)):
-            os.symlink(os.path.join(model, name), os.path.join(out, name))
-    with open(os.path.join(model, "config.json")) as f:
-        vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"t{i}": i for i in range(3, json.load(f)["vocab_size"])}}
-    from tokenizers import Tokenizer, models as token_models, pre_tokenizers
-
-    tokenizer = Tokenizer(token_models.WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(os.path.join(out, "tokenizer.json"))
-    with open(os.path.join(out, "tokenizer_config.json"), "w") as f:
-        json.dump(dict(tokenizer_class="PreTrainedTokenizerFast", bos_token="<s>", eos_token="</s>", unk_token="<unk>",
-                       model_max_length=2048), f)
-    return out
-
-
 def bucket(tensors, finished):
     """Body of /update_weights: LMDeploy rebuilds each tensor with arguments whose seventh it overwrites with its device."""
     import torch
@@ -162,7 +142,7 @@ class Server(server.EngineProcess):
         self.ray, self.capture, self.prefix_cache = ray, capture, prefix_cache
 
     def _command(self):
-        command = [self.python, "-m", "lmdeploy", "serve", "api_server", with_tokenizer(self.model), "--backend", "pytorch",
+        command = [self.python, "-m", "lmdeploy", "serve", "api_server", models.with_tokenizer(self.model), "--backend", "pytorch",
                    "--server-name", "127.0.0.1", "--server-port", str(self.port), "--eager-mode",
                    "--session-len", str(self.max_model_len), "--max-batch-size", "8",
                    "--cache-block-seq-len", "16",
@@ -194,4 +174,4 @@ class Server(server.EngineProcess):
         return env
 
 
-__all__ = ["Client", "SHIM", "Server", "bucket", "with_tokenizer"]
+__all__ = ["Client", "SHIM", "Server", "bucket"]

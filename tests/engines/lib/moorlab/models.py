@@ -143,11 +143,40 @@ def ensure(family="qwen3", seed=0, python=None):
     try:
         subprocess.run([python or sys.executable, "-m", "moorlab.models", family, str(seed), work],
                        env=paths.lab_env(), check=True, stdout=subprocess.DEVNULL, timeout=300)
-        try:
-            os.rename(work, final)
-        except OSError:
-            if not os.path.exists(os.path.join(final, "config.json")):
-                raise  # not merely another run that was faster
+        _move(work, final, "config.json")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return final
+
+
+def _move(work, final, name):
+    try:
+        os.rename(work, final)
+    except OSError:
+        if not os.path.exists(os.path.join(final, name)):
+            raise  # not merely another run that was faster
+
+
+def with_tokenizer(model):
+    """The same model beside a tokenizer: token n reads "tn", and a chat is its messages one after the other."""
+    final = os.path.join(paths.cache_dir("tokenizer"), os.path.basename(model))
+    if os.path.isdir(final):
+        return final
+    with open(os.path.join(model, "config.json")) as f:
+        vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"t{i}": i for i in range(3, json.load(f)["vocab_size"])}}
+    from tokenizers import Tokenizer, models as token_models, pre_tokenizers
+
+    work = tempfile.mkdtemp(prefix=".making-", dir=os.path.dirname(final))
+    try:
+        for name in os.listdir(model):
+            os.symlink(os.path.join(model, name), os.path.join(work, name))
+        tokenizer = Tokenizer(token_models.WordLevel(vocab, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizer.save(os.path.join(work, "tokenizer.json"))
+        with open(os.path.join(work, "tokenizer_config.json"), "w") as f:
+            json.dump(dict(tokenizer_class="PreTrainedTokenizerFast", bos_token="<s>", eos_token="</s>", unk_token="<unk>",
+                           model_max_length=2048, chat_template="{% for m in messages %}{{ m['content'] }} {% endfor %}"), f)
+        _move(work, final, "tokenizer.json")
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return final

@@ -50,6 +50,7 @@ class EngineProcess:
     build        paths.MoorBuild to load Moor from, None: without Moor
     loading      how Moor comes: "entry" (entry point), "preload" (LD_PRELOAD), "both", or "run" (`moor run -- COMMAND`)
     kv_tokens    how many tokens the KV cache holds, None: as the engine likes
+    tokenizer    it speaks text too (models.with_tokenizer), not token ids alone
     args         further arguments of the server
     """
 
@@ -58,8 +59,10 @@ class EngineProcess:
 
     def __init__(self, model, python, *, tp=1, moor=None, build=None, args=(), dtype="float32", eager=True,
                  max_model_len=512, block_size=None, env=None, name="server", start_timeout=420.0, log_dir=None,
-                 weight_transfer=True, echo=None, loading=None, kv_tokens=None):
+                 weight_transfer=True, echo=None, loading=None, kv_tokens=None,
+                 tokenizer=False):
         self.model, self.python, self.tp, self.moor, self.build = model, python, tp, moor, build
+        self.tokenizer = tokenizer
         self.args, self.dtype, self.eager = list(args), dtype, eager
         self.max_model_len, self.block_size, self.kv_tokens = max_model_len, block_size, kv_tokens
         self.extra_env, self.name, self.start_timeout = dict(env or {}), name, start_timeout
@@ -74,6 +77,10 @@ class EngineProcess:
     # ---- start
     def _command(self):
         raise NotImplementedError
+
+    def _served(self):
+        """(folder of the model, arguments) for an engine that runs without a tokenizer, too."""
+        return (models.with_tokenizer(self.model), []) if self.tokenizer else (self.model, ["--skip-tokenizer-init"])
 
     def _env(self):
         """The environment of any engine; a subclass adds its own, and `extra_env` last."""
@@ -243,11 +250,12 @@ class Server(EngineProcess):
         self.routes = fills if routes is None else routes
 
     def _command(self):
-        front = ["-m", "vllm.entrypoints.openai.api_server", "--model", self.model]
+        model, skip = self._served()
+        front = ["-m", "vllm.entrypoints.openai.api_server", "--model", model]
         if "--api-server-count" in self.args:  # several front ends exist only behind `vllm serve`
-            front = ["-c", _VLLM_SERVE, "serve", self.model]
+            front = ["-c", _VLLM_SERVE, "serve", model]
         cmd = [self.python, *front, "--served-model-name", "m", "--host", "127.0.0.1",
-               "--port", str(self.port), "--dtype", self.dtype, "--skip-tokenizer-init",
+               "--port", str(self.port), "--dtype", self.dtype, *skip,
                "--max-model-len", str(self.max_model_len), "--tensor-parallel-size", str(self.tp)]
         if self.eager:
             cmd.append("--enforce-eager")

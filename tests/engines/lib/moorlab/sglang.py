@@ -151,8 +151,9 @@ class Server(server.EngineProcess):
     def _command(self):
         while self.port > 55000:  # older releases want the port 10000 higher for gRPC
             self.port = server.free_port()
-        command = [self.python, "-m", "sglang.launch_server", "--model-path", self.model, "--host", "127.0.0.1",
-                   "--port", str(self.port), "--device", "cpu", "--skip-tokenizer-init", "--skip-server-warmup",
+        model, skip = self._served()
+        command = [self.python, "-m", "sglang.launch_server", "--model-path", model, "--host", "127.0.0.1",
+                   "--port", str(self.port), "--device", "cpu", *skip, "--skip-server-warmup",
                    "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--grammar-backend", "none",
                    "--disable-cuda-graph", "--mem-fraction-static", "0.3", "--dtype", self.dtype, "--random-seed", "1",
                    "--max-total-tokens", str(self.kv_tokens or 2048), "--chunked-prefill-size", "128",
