@@ -61,21 +61,22 @@ void moor_gate_settled(moor_state *state)
 void moor_gate_set_poison(moor_state *state, const char *reason)
 {
     moor_state_gate *gate = &state->gate;
-    uint64_t number = atomic_fetch_add(&gate->poisons, 1) + 1;
-    size_t place = number % MOOR_TEXT_WORDS(gate->poison);
-    atomic_store(&gate->poison[place].number, 0);
-    atomic_store(&gate->poison[place].at_ns, moor_now_ns());
-    MOOR_TEXT_PUT(gate->poison[place].text, reason, strlen(reason));
-    atomic_store(&gate->poison[place].number, number);
-
-    uint64_t word = atomic_load(&gate->word);
+    uint64_t number = atomic_fetch_add(&gate->poisons, 1) + 1, word = atomic_load(&gate->word);
+    /* What fails behind a poisoned gate mostly follows from what poisoned it: the cause stays, the rest is counted and in the log. */
+    if (!(word & POISONED)) {
+        size_t place = number % MOOR_TEXT_WORDS(gate->poison);
+        atomic_store(&gate->poison[place].number, 0);
+        atomic_store(&gate->poison[place].at_ns, moor_now_ns());
+        MOOR_TEXT_PUT(gate->poison[place].text, reason, strlen(reason));
+        atomic_store(&gate->poison[place].number, number);
+    }
     while (!(word & POISONED) && !atomic_compare_exchange_weak(&gate->word, &word, (word + SEQ_ONE) | POISONED))
         ;
     moor_futex_raise(&gate->settled); /* a drain must see it now */
     moor_log(MOOR_LOG_ERROR, "gate poisoned: %s", reason);
 }
 
-/* The newest reason that can be read; when it was, or 0. */
+/* The newest reason that can be read, and how many came after it; when it was, or 0. */
 static uint64_t poison_reason(moor_state *state, char *out, size_t size)
 {
     moor_state_gate *gate = &state->gate;
@@ -90,6 +91,16 @@ static uint64_t poison_reason(moor_state *state, char *out, size_t size)
             at_ns = at;
             snprintf(out, size, "%s", text);
         }
+    }
+    uint64_t all = atomic_load(&gate->poisons);
+    if (newest && all > newest) {
+        char more[64];
+        int n = snprintf(more, sizeof(more), " (and %llu more since, in the log)", (unsigned long long)(all - newest));
+        size_t used = strlen(out), room = size - 1 - (size_t)n;
+        used = used < room ? used : room;
+        while (used && (out[used] & 0xC0) == 0x80) /* not inside a character of UTF-8 */
+            used--;
+        memcpy(out + used, more, (size_t)n + 1);
     }
     return at_ns;
 }

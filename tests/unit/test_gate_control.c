@@ -206,6 +206,41 @@ static void S4_4_unknown_outcome_poisons_until_acknowledged(void **state)
     assert_ok(moor_gate_reopen(process, 0));
 }
 
+/* A trainer's error path pauses, finishes and starts again behind the poison, and each fails: who acknowledges has to know what the first was. */
+static void S4_4_the_cause_is_told_not_what_followed(void **state)
+{
+    (void)state;
+    char long_reason[256];
+    assert_ok(moor_gate_poison(process, "rank 1: no such file"));
+    assert_null(strstr(status_now().poison_reason, "more since"));
+    assert_ok(moor_gate_poison(process, "finish without a start"));
+    assert_ok(moor_gate_poison(process, "finish without a start"));
+    assert_string_equal(status_now().poison_reason, "rank 1: no such file (and 2 more since, in the log)");
+    assert_int_equal(moor_gate_reopen(process, 0), MOOR_E_POISONED);
+    assert_non_null(strstr(moor_last_error(), "rank 1: no such file (and 2 more since, in the log). Whoever"));
+    assert_ok(moor_gate_acknowledge(process));
+    memset(long_reason, 'x', sizeof(long_reason) - 1);
+    long_reason[sizeof(long_reason) - 1] = 0;
+    for (int i = 0; i < 20; i++) /* more than there are places for reasons */
+        assert_ok(moor_gate_poison(process, i ? "what followed" : long_reason));
+    assert_non_null(strstr(status_now().poison_reason, "xxx (and 19 more since, in the log)"));
+    assert_ok(moor_gate_acknowledge(process));
+    for (int shift = 0; shift < 2; shift++) {
+        for (size_t i = (size_t)shift; i + 1 < sizeof(long_reason) - 1; i += 2)
+            memcpy(long_reason + i, "\xC3\xA9", 2);
+        assert_ok(moor_gate_poison(process, long_reason));
+        assert_ok(moor_gate_poison(process, "what followed"));
+        assert_non_null(strstr(status_now().poison_reason, "\xC3\xA9 (and 1 more since, in the log)"));
+        assert_ok(moor_gate_acknowledge(process));
+    }
+    assert_ok(moor_gate_poison(process, "nothing to write of"));
+    assert_ok(moor_gate_acknowledge(process));
+    assert_ok(moor_gate_poison(process, "another"));
+    assert_string_equal(status_now().poison_reason, "another");
+    assert_ok(moor_gate_acknowledge(process));
+    assert_ok(moor_gate_reopen(process, 0));
+}
+
 static void S4_4_poison_wakes_a_drain(void **state)
 {
     (void)state;
@@ -456,6 +491,7 @@ int main(void)
         ENFORCED(S4_4_the_error_says_what_happened_and_the_ways_out),
         ENFORCED(S4_4_poison_is_told_before_an_update_that_is_open),
         ENFORCED(S4_4_unknown_outcome_poisons_until_acknowledged),
+        ENFORCED(S4_4_the_cause_is_told_not_what_followed),
         ENFORCED(S4_4_poison_wakes_a_drain),
         ENFORCED(S4_5_install_only_when_drained_or_kept),
         ENFORCED(S4_6_a_kept_request_lives_through_both_versions),
