@@ -107,6 +107,7 @@ static const moor_jp joinpoints[] = {
      .params = {"engine_config"},
      .before = moor_lmdeploy_engine_init_before,
      .after = moor_lmdeploy_engine_init_after},
+    {.name = "engine.close", .role = "core", .targets = {ENGINE "close"}, .before = moor_lmdeploy_engine_close_before},
     {.name = "engine.sampling_param",
      .role = "core",
      .targets = {"lmdeploy.pytorch.messages:SamplingParam.from_gen_config"},

@@ -5,6 +5,7 @@
  *   lmdeploy_ids.c     what a request is called, here, there and by its client
  *   lmdeploy_input.c   images, videos, audio that the model would not see
  *   lmdeploy_engine.c  Engine and its loop: store, steps, seal
+ *   lmdeploy_owner.c   several engines in one process
  *   lmdeploy_reply.c   what leaves the engine's process: a response's routes, the environment of Ray's workers
  *   lmdeploy_agent.c   model agent (in the engine's process, or in a Ray worker): weight updates, wakeup, cleanup window
  * LMDeploy's scheduler sees each step's ids with the sequences they belong to; that process records, whatever executor
@@ -52,6 +53,11 @@ void moor_lmdeploy_send_ids(PyObject *request);                             /* f
 int moor_lmdeploy_keep_ids(PyObject *gen_config, PyObject *sampling_param); /* engine; 0, or -1 with an error */
 void moor_lmdeploy_add_ids(PyObject *sequence, const char *id, uint32_t len);
 
+/* lmdeploy_owner.c */
+/* This engine is the one that is recorded from now on, or *why says why it cannot be. 0, or -1 with an error. */
+int moor_lmdeploy_own(PyObject *engine, const char **why);
+int moor_lmdeploy_engine_close_before(moor_jp_call *call);
+
 /* lmdeploy_input.c */
 int moor_lmdeploy_prompt_before(moor_jp_call *call);
 int moor_lmdeploy_prompt_after(moor_jp_call *call);
@@ -59,6 +65,7 @@ int moor_lmdeploy_prompt_after(moor_jp_call *call);
 /* lmdeploy_engine.c */
 int moor_lmdeploy_engine_init_before(moor_jp_call *call);
 int moor_lmdeploy_engine_init_after(moor_jp_call *call);
+void moor_lmdeploy_drop_step(void); /* that is open */
 int moor_lmdeploy_sampling_param_after(moor_jp_call *call);
 int moor_lmdeploy_need_routes_after(moor_jp_call *call);
 int moor_lmdeploy_allocate_after(moor_jp_call *call);

@@ -23,6 +23,15 @@ static struct {
     uint32_t n, cap;
 } step;
 
+void moor_lmdeploy_drop_step(void)
+{
+    for (uint32_t i = 0; i < step.n; i++) {
+        Py_CLEAR(step.ids[i]);
+        Py_CLEAR(step.blocks[i]);
+    }
+    step.n = 0;
+}
+
 /* ---- start ------------------------------------------------------------------------------------------------------- */
 
 int moor_lmdeploy_engine_init_before(moor_jp_call *call)
@@ -150,11 +159,13 @@ static int open_store(PyObject *engine)
 int moor_lmdeploy_engine_init_after(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();
-    if (!rt->process || !rt->config.record_enabled || rt->store)
+    if (!rt->process || !rt->config.record_enabled)
         return MOOR_JP_OK;
-    if (read_geometry(call->self))
+    const char *why = NULL;
+    if (moor_lmdeploy_own(call->self, &why) || (!why && read_geometry(call->self)))
         return MOOR_JP_FAILED;
-    const char *why = unsupported(call->self);
+    if (!why)
+        why = unsupported(call->self);
     int result = why ? moor_recording_refused(why) : open_store(call->self);
     if (why || result) {
         E.layers = 0;
@@ -277,15 +288,6 @@ static int reserve(uint32_t n)
     return 0;
 }
 
-static void drop(void)
-{
-    for (uint32_t i = 0; i < step.n; i++) {
-        Py_CLEAR(step.ids[i]);
-        Py_CLEAR(step.blocks[i]);
-    }
-    step.n = 0;
-}
-
 /* The sequence's KV blocks from position 0 as int32 bytes, or NULL without an error when they are of no use. */
 static PyObject *blocks_of(PyObject *sequence)
 {
@@ -369,7 +371,7 @@ static int flush(const routes *r, uint32_t first)
     }
     if (!status)
         status = rt->api->step_commit(rt->store, NULL, 0);
-    drop();
+    moor_lmdeploy_drop_step();
     if (!status)
         return PyErr_Occurred() ? -1 : 0;
     rt->api->step_abandon(rt->store);
@@ -428,7 +430,7 @@ static int record_batch(const routes *r, PyObject *running, PyObject *inputs, in
     }
     if (result == 0)
         result = flush(r, first);
-    drop();
+    moor_lmdeploy_drop_step();
     Py_XDECREF(starts);
     Py_XDECREF(counts);
     return result;

@@ -14,6 +14,9 @@ ENGINE = """
             self.model_config = Namespace(model_paradigm="ar", hf_config=Namespace(
                 num_experts=8, num_experts_per_tok=2, num_hidden_layers=2))
             self.cache_config = Namespace(max_prefill_token_num=64, max_batches=4)
+
+        def close(self):
+            pass
     """
 LOOP = """
     from types import SimpleNamespace as Namespace
@@ -350,6 +353,31 @@ class Steps(Engine):
         """The engine hands over all layers of the model, the first of them dense."""
         self.write("pytorch/engine/engine.py", ENGINE.replace("layers=2", "layers=3, first_k_dense_replace=1"))
         self.assertEqual(self.program("step(3, 3, layers=(7, 6, 1, 2, 3, 4))"), ["3 [] [[[1, 2], [3, 4]]]"])
+
+
+class Several(Engine):
+    """S1.2: engines of one process number their sessions alike."""
+    start = STEPS
+
+    def test_one_beside_another_ends_the_recording_of_both(self):
+        self.assertEqual(self.program("""
+    step(2, 2)
+    other = Engine(Namespace())
+    print(store.stats()["recording_off"])
+    loop._make_infer_outputs(Namespace(all_routed_experts=None), [Namespace(session_id=1)], Namespace(seq_length=[2]), None)
+    print(store.open("lmdeploy-1", 0.0).rows)
+    """)[1:], ["this process has another engine, and Moor cannot tell their requests apart", "2"])
+
+    def test_one_after_another_is_recorded(self):
+        for how in ("engine.close()", "del engine", "beside = Engine(Namespace()); engine.close()"):
+            self.assertEqual(self.program(f"""
+    step(2, 2)
+    {how}
+    other = Engine(Namespace())
+    store = moor.attach("default", 10.0)
+    print(store.stats()["recording_off"])
+    step(3, 3)
+    """), ["2 [] [[[1, 2], [1, 2]]]", "", "3 [] [[[1, 2], [1, 2]]]"])
 
 
 class Delivery(Engine):
