@@ -36,14 +36,29 @@ static PyObject *shown; /* a ContextVar: (id, whether of a fan-out), or None */
 /* Steals `value`. 0, or -1 with an error. */
 static int show(PyObject *value)
 {
-    int failed = moor_py_note(&shown, "moor_shown", value);
+    PyObject *contextvars = value && !shown ? PyImport_ImportModule("contextvars") : NULL;
+    if (contextvars)
+        shown = PyObject_CallMethod(contextvars, "ContextVar", "s", "moor_shown");
+    PyObject *token = value && shown ? PyObject_CallMethod(shown, "set", "(O)", value) : NULL;
+    Py_XDECREF(token);
+    Py_XDECREF(contextvars);
     Py_XDECREF(value);
-    return failed;
+    return token ? 0 : -1;
+}
+
+/* (id, whether of a fan-out), or NULL. New reference, no error. */
+static PyObject *showing(void)
+{
+    PyObject *now = shown ? PyObject_CallMethod(shown, "get", "O", Py_None) : NULL;
+    if (now == Py_None)
+        Py_CLEAR(now);
+    PyErr_Clear();
+    return now;
 }
 
 static int in_fan_out(void)
 {
-    PyObject *now = moor_py_noted(shown);
+    PyObject *now = showing();
     int is = now && PyTuple_GetItem(now, 1) == Py_True;
     Py_XDECREF(now);
     return is;
@@ -104,7 +119,7 @@ static PyObject *sent_session(PyObject *request)
 
 void moor_lmdeploy_send_ids(PyObject *request)
 {
-    PyObject *sent = sent_session(request), *now = moor_py_noted(shown);
+    PyObject *sent = sent_session(request), *now = showing();
     PyObject *config = sent || now ? moor_py_path(request, "gen_config") : NULL;
     if (config && sent)
         PyObject_SetAttrString(config, SESSION, sent);

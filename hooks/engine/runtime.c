@@ -375,23 +375,3 @@ int moor_py_has(PyObject *names, const char *name, int none_is_all)
     }
     return found;
 }
-
-int moor_py_note(PyObject **var, const char *name, PyObject *value)
-{
-    PyObject *contextvars = value && !*var ? PyImport_ImportModule("contextvars") : NULL;
-    if (contextvars)
-        *var = PyObject_CallMethod(contextvars, "ContextVar", "s", name);
-    Py_XDECREF(contextvars);
-    PyObject *token = value && *var ? PyObject_CallMethod(*var, "set", "(O)", value) : NULL;
-    Py_XDECREF(token);
-    return token ? 0 : -1;
-}
-
-PyObject *moor_py_noted(PyObject *var)
-{
-    PyObject *now = var ? PyObject_CallMethod(var, "get", "O", Py_None) : NULL;
-    if (now == Py_None)
-        Py_CLEAR(now);
-    PyErr_Clear();
-    return now;
-}

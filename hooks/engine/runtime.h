@@ -70,10 +70,4 @@ const char *moor_py_text(PyObject *object, Py_ssize_t *length);
 /* 1 when `name` is an element of the list/tuple/set `names`, or `names` is None and missing_is_all. */
 int moor_py_has(PyObject *names, const char *name, int none_is_all);
 
-/* A note for what is called later in the same context (contextvars), and in tasks that begin there: what one request's handler knows is not
- * taken for another's. var: made on first use. 0, or -1 with an error, also for a NULL value. */
-int moor_py_note(PyObject **var, const char *name, PyObject *value);
-/* New reference to what is noted here; NULL without an error when that is nothing, or None. */
-PyObject *moor_py_noted(PyObject *var);
-
 #endif

@@ -13,12 +13,23 @@
 
 #define IDS "moor_ids" /* [[id, index], …]: each other name, and the place among what shares it */
 
-static PyObject *shown; /* a ContextVar: the id that the client of this HTTP request will see */
+static PyObject *shown; /* id → what an HTTP handler made to answer under it; weak: gone with its request */
+
+/* An HTTP client will see this id, while `holder` lives. 0, or -1 with an error. */
+static int show(PyObject *id, PyObject *holder)
+{
+    if (!shown) {
+        PyObject *weakref = PyImport_ImportModule("weakref");
+        shown = weakref ? PyObject_CallMethod(weakref, "WeakValueDictionary", NULL) : NULL;
+        Py_XDECREF(weakref);
+    }
+    return !shown || PyObject_SetItem(shown, id, holder) ? -1 : 0;
+}
 
 int moor_vllm_http_id_after(moor_jp_call *call)
 {
     PyObject *id = moor_runtime_records() ? moor_py_path(call->self, "request_id") : NULL;
-    int failed = id && moor_py_note(&shown, "moor_shown", id);
+    int failed = id && PyUnicode_Check(id) && show(id, call->self);
     Py_XDECREF(id);
     return failed ? MOOR_JP_FAILED : MOOR_JP_OK;
 }
@@ -27,21 +38,34 @@ int moor_vllm_http_id_after(moor_jp_call *call)
 int moor_vllm_label_reads_before(moor_jp_call *call)
 {
     PyObject *id = moor_jp_param(call, 0);
-    if (!moor_runtime_records() || !id)
+    if (!moor_runtime_records() || !id || !PyUnicode_Check(id))
         return MOOR_JP_OK;
-    return moor_py_note(&shown, "moor_shown", id) ? MOOR_JP_FAILED : MOOR_JP_OK;
+    PyObject *holder = PySet_New(NULL);
+    call->state = holder;
+    return holder && show(id, holder) == 0 ? MOOR_JP_OK : MOOR_JP_FAILED;
 }
 
 void moor_vllm_label_reads_finish(moor_jp_call *call)
 {
-    (void)call;
-    if (shown && moor_py_note(&shown, "moor_shown", Py_None))
-        PyErr_Clear();
+    PyObject *holder = call->state;
+    call->state = NULL;
+    Py_XDECREF(holder);
 }
 
 /* ---- beam search: each step of each beam is a request, and what is returned is none ---- */
 
 static PyObject *beaming; /* a ContextVar: the steps come from tasks of their own */
+
+static int set_beaming(PyObject *value)
+{
+    PyObject *contextvars = beaming ? NULL : PyImport_ImportModule("contextvars");
+    if (contextvars)
+        beaming = PyObject_CallMethod(contextvars, "ContextVar", "s", "moor_beaming");
+    Py_XDECREF(contextvars);
+    PyObject *token = beaming ? PyObject_CallMethod(beaming, "set", "O", value) : NULL;
+    Py_XDECREF(token);
+    return token ? 0 : -1;
+}
 
 int moor_vllm_beam_search_before(moor_jp_call *call)
 {
@@ -54,37 +78,44 @@ int moor_vllm_beam_search_before(moor_jp_call *call)
                             "a record of its own, and "
                             "neither the response nor its id has routes");
     said = 1;
-    return moor_py_note(&beaming, "moor_beaming", Py_True) ? MOOR_JP_FAILED : MOOR_JP_OK;
+    return set_beaming(Py_True) ? MOOR_JP_FAILED : MOOR_JP_OK;
 }
 
 void moor_vllm_beam_search_finish(moor_jp_call *call)
 {
     (void)call;
-    if (beaming && moor_py_note(&beaming, "moor_beaming", Py_None))
+    if (beaming && set_beaming(Py_False))
         PyErr_Clear();
 }
 
 int moor_vllm_is_beam_step(void)
 {
-    PyObject *now = moor_py_noted(beaming);
+    PyObject *now = beaming ? PyObject_CallMethod(beaming, "get", "O", Py_False) : NULL;
+    int is = now == Py_True;
+    PyErr_Clear();
     Py_XDECREF(now);
-    return now != NULL;
+    return is;
 }
 
-/* The id that an HTTP client sees of the part number *part of its request, with whatever one character between them; NULL when `id` is no
- * part of what is shown. New reference. */
+/* The id that an HTTP client sees of the part number *part of its request; NULL when `id` is no such part. New reference. */
 static PyObject *shown_id(PyObject *id, unsigned long *part)
 {
-    PyObject *whole = moor_py_noted(shown);
-    Py_ssize_t len, whole_len, at;
-    const char *text = moor_py_text(id, &len), *front = moor_py_text(whole, &whole_len);
-    int is_part = text && front && len > whole_len + 1 && !memcmp(text, front, (size_t)whole_len);
-    for (at = is_part ? whole_len + 1 : 0; is_part && at < len; at++)
-        is_part = isdigit((unsigned char)text[at]) != 0;
-    if (!is_part)
+    Py_ssize_t len;
+    const char *text = shown ? moor_py_text(id, &len) : NULL;
+    if (!text)
+        return NULL;
+    Py_ssize_t at = len;
+    while (at > 0 && isdigit((unsigned char)text[at - 1]))
+        at--;
+    if (at == len || at < 2)
+        return NULL;
+    *part = strtoul(text + at, NULL, 10);
+    PyObject *whole = PyUnicode_FromStringAndSize(text, at - 1);
+    PyObject *known = whole ? PyObject_CallMethod(shown, "get", "O", whole) : NULL;
+    if (!known || known == Py_None)
         Py_CLEAR(whole);
-    else
-        *part = strtoul(text + whole_len + 1, NULL, 10);
+    PyErr_Clear();
+    Py_XDECREF(known);
     return whole;
 }
 

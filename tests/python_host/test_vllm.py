@@ -496,24 +496,6 @@ class Requests(Adapter):
                    "['0_cmpl-x-0-0123abcd', '1_cmpl-x-0-0123abcd', '0_cmpl-x-1-0123abcd', '1_cmpl-x-1-0123abcd']",
                    "None {'mine': 1, 'moor_ids': [['a', 0]]}", "['resp_y_0-89abcdef'] 4"])
 
-    def test_prompts_are_of_the_request_in_whose_context_they_are(self):
-        """Two clients at once, who call theirs "x" and "x-1": the latter is no prompt of the former."""
-        self.assertEqual(self.program("""
-            import contextvars
-
-            def ask(given, *parts):
-                shown.append(RequestResponseMetadata(given))
-                for part in parts:
-                    run(sent(part, part + "-0123abcd"))
-
-            shown = []
-            for args in (("chatcmpl-x", "chatcmpl-x"), ("chatcmpl-x-1", "chatcmpl-x-1"), ("cmpl-y-1", "cmpl-y-1-0"),
-                         ("cmpl-y", "cmpl-y-0", "cmpl-y-z2", "others-4")):
-                contextvars.copy_context().run(ask, *args)
-            for id in ("chatcmpl-x", "chatcmpl-x-1", "cmpl-y-1", "cmpl-y"):
-                print(found(id))
-            """), ["['chatcmpl-x-0123abcd']", "['chatcmpl-x-1-0123abcd']", "['cmpl-y-1-0-0123abcd']", "['cmpl-y-0-0123abcd']"])
-
     def test_beam_search_is_said_and_has_no_field(self):
         """Each step of each beam is a request of its own, whose routes are nobody's; what is asked before and after it has its field."""
         ran = self.execute("""
