@@ -97,12 +97,22 @@ int moor_vllm_is_beam_step(void)
     return is;
 }
 
-/* The id that an HTTP client sees of the part number *part of its request; NULL when `id` is no such part. New reference. */
+static int is_shown(PyObject *id)
+{
+    PyObject *holder = id ? PyObject_CallMethod(shown, "get", "O", id) : NULL;
+    int is = holder && holder != Py_None;
+    PyErr_Clear();
+    Py_XDECREF(holder);
+    return is;
+}
+
+/* The id that an HTTP client sees of the part number *part of its request; NULL when `id` is no such part: another client's, who calls its
+ * request so, is none. New reference. */
 static PyObject *shown_id(PyObject *id, unsigned long *part)
 {
     Py_ssize_t len;
     const char *text = shown ? moor_py_text(id, &len) : NULL;
-    if (!text)
+    if (!text || is_shown(id))
         return NULL;
     Py_ssize_t at = len;
     while (at > 0 && isdigit((unsigned char)text[at - 1]))
@@ -111,11 +121,9 @@ static PyObject *shown_id(PyObject *id, unsigned long *part)
         return NULL;
     *part = strtoul(text + at, NULL, 10);
     PyObject *whole = PyUnicode_FromStringAndSize(text, at - 1);
-    PyObject *known = whole ? PyObject_CallMethod(shown, "get", "O", whole) : NULL;
-    if (!known || known == Py_None)
+    if (!is_shown(whole))
         Py_CLEAR(whole);
     PyErr_Clear();
-    Py_XDECREF(known);
     return whole;
 }
 

@@ -496,6 +496,15 @@ class Requests(Adapter):
                    "['0_cmpl-x-0-0123abcd', '1_cmpl-x-0-0123abcd', '0_cmpl-x-1-0123abcd', '1_cmpl-x-1-0123abcd']",
                    "None {'mine': 1, 'moor_ids': [['a', 0]]}", "['resp_y_0-89abcdef'] 4"])
 
+    def test_a_request_is_no_part_of_another_one(self):
+        """Two clients at once, who call theirs "x" and "x-1"."""
+        self.assertEqual(self.program("""
+            shown = [RequestResponseMetadata("chatcmpl-x"), RequestResponseMetadata("chatcmpl-x-1")]
+            for id in ("chatcmpl-x", "chatcmpl-x-1"):
+                run(sent(id, id + "-0123abcd"))
+            print(found("chatcmpl-x"), found("chatcmpl-x-1"))
+            """), ["['chatcmpl-x-0123abcd'] ['chatcmpl-x-1-0123abcd']"])
+
     def test_beam_search_is_said_and_has_no_field(self):
         """Each step of each beam is a request of its own, whose routes are nobody's; what is asked before and after it has its field."""
         ran = self.execute("""
