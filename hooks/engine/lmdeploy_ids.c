@@ -9,9 +9,9 @@
 
 #include "lmdeploy.h"
 
-#define SESSION                                                                                                        \
-    "moor_session"         /* of a GenerationConfig, and then of a SamplingParam: the session_id that the client sent */
-#define SHOWN "moor_shown" /* and the id that its route shows */
+/* Attributes of a GenerationConfig, and then of a SamplingParam: the session_id that the client sent, and the id that its route shows. */
+#define SESSION "moor_session"
+#define SHOWN "moor_shown"
 
 PyObject *moor_lmdeploy_name(PyObject *session)
 {
@@ -36,29 +36,14 @@ static PyObject *shown; /* a ContextVar: (id, whether of a fan-out), or None */
 /* Steals `value`. 0, or -1 with an error. */
 static int show(PyObject *value)
 {
-    PyObject *contextvars = value && !shown ? PyImport_ImportModule("contextvars") : NULL;
-    if (contextvars)
-        shown = PyObject_CallMethod(contextvars, "ContextVar", "s", "moor_shown");
-    PyObject *token = value && shown ? PyObject_CallMethod(shown, "set", "(O)", value) : NULL;
-    Py_XDECREF(token);
-    Py_XDECREF(contextvars);
+    int failed = moor_py_note(&shown, "moor_shown", value);
     Py_XDECREF(value);
-    return token ? 0 : -1;
-}
-
-/* (id, whether of a fan-out), or NULL. New reference, no error. */
-static PyObject *showing(void)
-{
-    PyObject *now = shown ? PyObject_CallMethod(shown, "get", "O", Py_None) : NULL;
-    if (now == Py_None)
-        Py_CLEAR(now);
-    PyErr_Clear();
-    return now;
+    return failed;
 }
 
 static int in_fan_out(void)
 {
-    PyObject *now = showing();
+    PyObject *now = moor_py_noted(shown);
     int is = now && PyTuple_GetItem(now, 1) == Py_True;
     Py_XDECREF(now);
     return is;
@@ -119,7 +104,7 @@ static PyObject *sent_session(PyObject *request)
 
 void moor_lmdeploy_send_ids(PyObject *request)
 {
-    PyObject *sent = sent_session(request), *now = showing();
+    PyObject *sent = sent_session(request), *now = moor_py_noted(shown);
     PyObject *config = sent || now ? moor_py_path(request, "gen_config") : NULL;
     if (config && sent)
         PyObject_SetAttrString(config, SESSION, sent);

@@ -10,28 +10,10 @@ static PyObject *owner; /* a weak reference to the engine that is recorded; NULL
 
 static int is_another(PyObject *engine)
 {
-    PyObject *last = owner ? PyObject_CallNoArgs(owner) : NULL;
-    int another = last && last != Py_None && last != engine;
+    PyObject *last = moor_py_alive(owner);
+    int another = last && last != engine;
     Py_XDECREF(last);
-    PyErr_Clear();
     return another;
-}
-
-/* The last one's store goes, and with it what nobody has opened yet. */
-static void make_room(void)
-{
-    moor_runtime *rt = moor_runtime_get();
-    moor_store *store = rt->store;
-    moor_client *client = rt->client;
-    rt->store = NULL;
-    rt->client = NULL;
-    moor_lmdeploy_drop_step();
-    Py_BEGIN_ALLOW_THREADS
-    if (client)
-        rt->api->detach(client);
-    if (store)
-        rt->api->store_close(store);
-    Py_END_ALLOW_THREADS
 }
 
 int moor_lmdeploy_own(PyObject *engine, const char **why)
@@ -40,11 +22,12 @@ int moor_lmdeploy_own(PyObject *engine, const char **why)
         *why = "this process has another engine, and Moor cannot tell their requests apart";
         return 0;
     }
-    if (moor_runtime_get()->store)
-        make_room();
-    PyObject *weakref = PyImport_ImportModule("weakref"), *last = owner;
-    owner = weakref ? PyObject_CallMethod(weakref, "ref", "O", engine) : NULL;
-    Py_XDECREF(weakref);
+    if (moor_runtime_get()->store) {
+        moor_lmdeploy_drop_step();
+        moor_runtime_close_store();
+    }
+    PyObject *last = owner;
+    owner = moor_py_weak(engine);
     Py_XDECREF(last);
     return owner ? 0 : -1;
 }

@@ -241,6 +241,21 @@ moor_client *moor_runtime_client(void)
     return rt->client = client;
 }
 
+void moor_runtime_close_store(void)
+{
+    moor_runtime *rt = moor_runtime_get();
+    moor_store *store = rt->store;
+    moor_client *client = rt->client;
+    rt->store = NULL;
+    rt->client = NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (client)
+        rt->api->detach(client);
+    if (store)
+        rt->api->store_close(store);
+    Py_END_ALLOW_THREADS
+}
+
 /* A path's names as interned strings. A name made anew for every look-up would miss the interpreter's cache of class
  * attributes, and push somebody else's entry out of it. The GIL guards the table; paths are few, and written in the adapters. */
 typedef struct {
@@ -374,4 +389,42 @@ int moor_py_has(PyObject *names, const char *name, int none_is_all)
         return 0;
     }
     return found;
+}
+
+static PyObject *or_nothing(PyObject *object)
+{
+    if (object == Py_None)
+        Py_CLEAR(object);
+    PyErr_Clear();
+    return object;
+}
+
+PyObject *moor_py_weak(PyObject *object)
+{
+    PyObject *weakref = PyImport_ImportModule("weakref");
+    PyObject *weak = weakref ? PyObject_CallMethod(weakref, "ref", "O", object) : NULL;
+    Py_XDECREF(weakref);
+    return weak;
+}
+
+PyObject *moor_py_alive(PyObject *weak)
+{
+    return weak ? or_nothing(PyObject_CallNoArgs(weak)) : NULL;
+}
+
+int moor_py_note(PyObject **var, const char *name, PyObject *value)
+{
+    PyObject *contextvars = value && !*var ? PyImport_ImportModule("contextvars") : NULL;
+    if (contextvars)
+        *var = PyObject_CallMethod(contextvars, "ContextVar", "s", name);
+    Py_XDECREF(contextvars);
+    /* "(O)": a value that is a tuple is one argument */
+    PyObject *token = value && *var ? PyObject_CallMethod(*var, "set", "(O)", value) : NULL;
+    Py_XDECREF(token);
+    return token ? 0 : -1;
+}
+
+PyObject *moor_py_noted(PyObject *var)
+{
+    return var ? or_nothing(PyObject_CallMethod(var, "get", "O", Py_None)) : NULL;
 }

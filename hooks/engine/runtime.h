@@ -46,6 +46,8 @@ int moor_runtime_records(void);
 
 /* The client of our own instance, attached at first use; NULL with a Python error. */
 moor_client *moor_runtime_client(void);
+/* Another engine of this process takes the place of the one that had the store: it goes, with what nobody has opened yet, and the client. */
+void moor_runtime_close_store(void);
 
 /* Moor's metrics into this prometheus_client registry (NULL: its own), once; nothing while Moor is off. MOOR_JP_OK or _FAILED. */
 int moor_runtime_metrics(PyObject *registry);
@@ -69,5 +71,16 @@ int moor_py_true(PyObject *object, const char *path, int missing);
 const char *moor_py_text(PyObject *object, Py_ssize_t *length);
 /* 1 when `name` is an element of the list/tuple/set `names`, or `names` is None and missing_is_all. */
 int moor_py_has(PyObject *names, const char *name, int none_is_all);
+
+/* A weak reference to the object: new reference, or NULL with an error. */
+PyObject *moor_py_weak(PyObject *object);
+/* What it refers to: new reference; NULL without an error when that is gone, or weak is NULL. */
+PyObject *moor_py_alive(PyObject *weak);
+
+/* A note for what is called later in the same context (contextvars), and in tasks that begin there. var: made on first use. 0, or -1 with an
+ * error, also for a NULL value. */
+int moor_py_note(PyObject **var, const char *name, PyObject *value);
+/* New reference to what is noted here; NULL without an error when that is nothing, or None. */
+PyObject *moor_py_noted(PyObject *var);
 
 #endif

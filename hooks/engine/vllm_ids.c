@@ -56,17 +56,6 @@ void moor_vllm_label_reads_finish(moor_jp_call *call)
 
 static PyObject *beaming; /* a ContextVar: the steps come from tasks of their own */
 
-static int set_beaming(PyObject *value)
-{
-    PyObject *contextvars = beaming ? NULL : PyImport_ImportModule("contextvars");
-    if (contextvars)
-        beaming = PyObject_CallMethod(contextvars, "ContextVar", "s", "moor_beaming");
-    Py_XDECREF(contextvars);
-    PyObject *token = beaming ? PyObject_CallMethod(beaming, "set", "O", value) : NULL;
-    Py_XDECREF(token);
-    return token ? 0 : -1;
-}
-
 int moor_vllm_beam_search_before(moor_jp_call *call)
 {
     static int said;
@@ -78,23 +67,21 @@ int moor_vllm_beam_search_before(moor_jp_call *call)
                             "a record of its own, and "
                             "neither the response nor its id has routes");
     said = 1;
-    return set_beaming(Py_True) ? MOOR_JP_FAILED : MOOR_JP_OK;
+    return moor_py_note(&beaming, "moor_beaming", Py_True) ? MOOR_JP_FAILED : MOOR_JP_OK;
 }
 
 void moor_vllm_beam_search_finish(moor_jp_call *call)
 {
     (void)call;
-    if (beaming && set_beaming(Py_False))
+    if (beaming && moor_py_note(&beaming, "moor_beaming", Py_None))
         PyErr_Clear();
 }
 
 int moor_vllm_is_beam_step(void)
 {
-    PyObject *now = beaming ? PyObject_CallMethod(beaming, "get", "O", Py_False) : NULL;
-    int is = now == Py_True;
-    PyErr_Clear();
+    PyObject *now = moor_py_noted(beaming);
     Py_XDECREF(now);
-    return is;
+    return now != NULL;
 }
 
 static int is_shown(PyObject *id)

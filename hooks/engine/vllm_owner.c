@@ -9,16 +9,6 @@
 static PyObject *owner; /* a weak reference to the front end that Moor serves; NULL: there is none */
 static int served;      /* there was one */
 
-/* New reference, or NULL. */
-static PyObject *living_owner(void)
-{
-    PyObject *object = owner ? PyObject_CallNoArgs(owner) : NULL;
-    if (object == Py_None)
-        Py_CLEAR(object);
-    PyErr_Clear();
-    return object;
-}
-
 static int refuse(PyObject *vllm_config)
 {
     static const char why[] =
@@ -36,7 +26,7 @@ static int refuse(PyObject *vllm_config)
 int moor_vllm_owner_before(moor_jp_call *call)
 {
     moor_runtime *rt = moor_runtime_get();
-    PyObject *vllm_config = moor_jp_param(call, 0), *other = living_owner();
+    PyObject *vllm_config = moor_jp_param(call, 0), *other = moor_py_alive(owner);
     int beside = rt->process && other && other != call->self;
     Py_XDECREF(other);
     if (beside)
@@ -48,14 +38,11 @@ int moor_vllm_owner_before(moor_jp_call *call)
     moor_vllm_front_serves(vllm_config);
     if (served) /* what the last one had said holds for it alone */
         rt->api->recording_off(rt->process, NULL);
-    PyObject *weakref = PyImport_ImportModule("weakref");
-    PyObject *mine = weakref ? PyObject_CallMethod(weakref, "ref", "O", call->self) : NULL;
-    Py_XDECREF(weakref);
     PyObject *last = owner;
-    owner = mine;
+    owner = moor_py_weak(call->self);
     Py_XDECREF(last);
     served = 1;
-    return mine ? MOOR_JP_OK : MOOR_JP_FAILED;
+    return owner ? MOOR_JP_OK : MOOR_JP_FAILED;
 }
 
 /* Its requests are told apart where they are made. */
@@ -70,7 +57,7 @@ int moor_vllm_owner_after(moor_jp_call *call)
 /* It did not come up, or was shut down; somebody may hold it all the same. */
 int moor_vllm_owner_gone(moor_jp_call *call)
 {
-    PyObject *now = living_owner();
+    PyObject *now = moor_py_alive(owner);
     if (now == call->self)
         Py_CLEAR(owner);
     Py_XDECREF(now);

@@ -212,35 +212,22 @@ static int refuse_or_warn(const char *why)
 /* Another engine of this process had these before: its store goes, and with it what nobody has opened yet. */
 static void make_room(PyObject *runner)
 {
-    moor_runtime *rt = moor_runtime_get();
-    PyObject *last = W.alive ? PyObject_CallNoArgs(W.alive) : NULL;
+    PyObject *last = moor_py_alive(W.alive);
     int same = !W.alive || last == runner;
     Py_XDECREF(last);
-    PyErr_Clear();
     if (same)
         return;
-    moor_store *store = rt->store;
-    moor_client *client = rt->client;
-    rt->store = NULL;
-    rt->client = NULL;
     moor_vllm_forget_steps();
     free(W.layer_ids);
     Py_DECREF(W.alive);
     W = (moor_vllm_worker){0};
-    Py_BEGIN_ALLOW_THREADS
-    if (client)
-        rt->api->detach(client);
-    if (store)
-        rt->api->store_close(store);
-    Py_END_ALLOW_THREADS
+    moor_runtime_close_store();
 }
 
 static int note_alive(PyObject *runner)
 {
-    PyObject *weakref = W.alive ? NULL : PyImport_ImportModule("weakref");
-    if (weakref)
-        W.alive = PyObject_CallMethod(weakref, "ref", "O", runner);
-    Py_XDECREF(weakref);
+    if (!W.alive)
+        W.alive = moor_py_weak(runner);
     return W.alive ? 0 : -1;
 }
 
