@@ -45,9 +45,7 @@ static void a_store_is_found_again_after_a_fork(void **state)
     (void)state;
     actor server, other, consumer;
     start_server(&server);
-    actor_start(&other, "MOOR_INSTANCE=default", NULL);
-    actor_say(&other, "ok default ", "join {}");
-    actor_say(&other, "ok", "store 1");
+    start_another(&other, 1);
     record(&server, "first", 10);
     start_consumer(&consumer);
     remove_files();
@@ -70,9 +68,7 @@ static void a_store_that_hung_is_found_again(void **state)
     (void)state;
     actor server, other, consumer;
     start_server(&server);
-    actor_start(&other, "MOOR_INSTANCE=default", NULL);
-    actor_say(&other, "ok default ", "join {}");
-    actor_say(&other, "ok", "store 1");
+    start_another(&other, 1);
     record(&server, "first", 10);
     start_consumer(&consumer);
     remove_files();

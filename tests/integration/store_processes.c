@@ -201,9 +201,7 @@ static void a_ref_of_a_dead_store_costs_no_other_ref_its_lease(void **state)
     actor zero, one, consumer, watcher;
     char refs[2][300];
     start_server(&zero);
-    actor_start(&one, "MOOR_INSTANCE=default", NULL);
-    actor_say(&one, "ok default ", "join {}");
-    actor_say(&one, "ok", "store 1");
+    start_another(&one, 1);
     record(&zero, "at-zero", 4);
     actor_say(&one, "ok", "step at-one 0 6");
     actor_say(&one, "ok", "seal at-one 6 1");
@@ -483,17 +481,13 @@ static void a_replaced_worker_is_found_again(void **state)
     actor first, worker, consumer;
     actor_start(&first, NULL);
     actor_say(&first, "ok default ", "join {}"); /* keeps the instance alive */
-    actor_start(&worker, "MOOR_INSTANCE=default", NULL);
-    actor_say(&worker, "ok default ", "join {}");
-    actor_say(&worker, "ok", "store 0");
+    start_another(&worker, 0);
     record(&worker, "one", 4);
     start_consumer(&consumer);
     actor_say(&consumer, "ok one", "open one 1");
     actor_kill(&worker);
     actor_say(&consumer, "MOOR_E_", "open one 0");
-    actor_start(&worker, "MOOR_INSTANCE=default", NULL);
-    actor_say(&worker, "ok default ", "join {}");
-    actor_say(&worker, "ok", "store 0");
+    start_another(&worker, 0);
     record(&worker, "two", 4);
     actor_say(&consumer, "ok two", "open two 2");
     actor_say(&first, "MOOR_E_EXISTS", "store 0");
@@ -504,9 +498,7 @@ static void stores_of_replicas_are_asked_all(void **state)
     (void)state;
     actor zero, one, consumer;
     start_server(&zero);
-    actor_start(&one, "MOOR_INSTANCE=default", NULL);
-    actor_say(&one, "ok default ", "join {}");
-    actor_say(&one, "ok", "store 1");
+    start_another(&one, 1);
     record(&zero, "at-zero", 4);
     start_consumer(&consumer);
     actor_say(&consumer, "ok at-zero rows=4 missing=0 segments=1 versions=1 store=0", "open at-zero 1");
@@ -552,9 +544,7 @@ static void a_store_that_appears_in_the_same_tick_is_found(void **state)
     assert_int_equal(utimensat(AT_FDCWD, path, tick, 0), 0);
     start_consumer(&consumer);
     actor_say(&consumer, "ok at-zero", "open at-zero 1");
-    actor_start(&one, "MOOR_INSTANCE=default", NULL);
-    actor_say(&one, "ok default ", "join {}");
-    actor_say(&one, "ok", "store 1");
+    start_another(&one, 1);
     assert_int_equal(utimensat(AT_FDCWD, path, tick, 0), 0);
     actor_say(&one, "ok", "step at-one 0 6");
     actor_say(&one, "ok", "seal at-one 6 1");
@@ -603,9 +593,7 @@ static void a_store_that_hangs_is_waited_for_once(void **state)
     actor one, two, consumer;
     static const char silent[] = ": store 0 of instance \"default\" does not answer";
     start_server(&one);
-    actor_start(&two, "MOOR_INSTANCE=default", NULL);
-    actor_say(&two, "ok default ", "join {}");
-    actor_say(&two, "ok", "store 1");
+    start_another(&two, 1);
     record(&one, "at-zero", 4);
     actor_say(&two, "ok", "step at-one 0 6");
     actor_say(&two, "ok", "seal at-one 6 1");
@@ -654,9 +642,7 @@ static void S2_6_a_consumer_asks_and_a_new_server_has_it_all(void **state)
     char target[128];
     snprintf(target, sizeof(target), "%s/snapshot", actors_dir);
     start_server(&one);
-    actor_start(&two, "MOOR_INSTANCE=default", NULL);
-    actor_say(&two, "ok default ", "join {}");
-    actor_say(&two, "ok", "store 1");
+    start_another(&two, 1);
     record(&one, "at-zero", 10);
     actor_say(&two, "ok", "step at-one 0 7");
     start_consumer(&consumer);

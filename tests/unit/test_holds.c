@@ -119,7 +119,6 @@ static pid_t holder(const char *device, const char *label, uint64_t bytes)
     return child;
 }
 
-/* A trainer of another container may have a rank's process number: who has the lock is what counts. */
 static void count_device(void *user, const char *device, const moor_holder *holder)
 {
     assert_string_equal(holder->label, "trainer");
@@ -140,6 +139,7 @@ static void own_holds_are_listed(void **state)
     assert_int_equal(listed, 1);
 }
 
+/* A trainer of another container may have a rank's process number: who has the lock is what counts. */
 static void S5_1_a_process_number_alone_makes_no_rank(void **state)
 {
     (void)state;

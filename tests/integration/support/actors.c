@@ -175,6 +175,13 @@ void start_server(actor *server)
     actor_say(server, "ok", "store 0");
 }
 
+void start_another(actor *process, int store)
+{
+    actor_start(process, "MOOR_INSTANCE=default", NULL);
+    actor_say(process, "ok default ", "join {}");
+    actor_say(process, "ok", "store %d", store);
+}
+
 void start_consumer(actor *consumer)
 {
     actor_start(consumer, NULL);

@@ -35,8 +35,9 @@ const char *actor_hear(actor *a, const char *expected);
 void actor_kill(actor *a); /* SIGKILL */
 void actor_stop(actor *a); /* SIGSTOP; returns once it does nothing more */
 void actor_exit(actor *a); /* exit() without leaving */
-/* A server with store 0; a consumer attached to it; a sealed record of this many rows. */
+/* A server with store 0; another process of it with a store of its own; a consumer attached to it; a sealed record of this many rows. */
 void start_server(actor *server);
+void start_another(actor *process, int store);
 void start_consumer(actor *consumer);
 void record(actor *server, const char *id, int rows);
 int files_in(const char *path); /* entries of a directory, -1 when there is none */
